@@ -16,6 +16,7 @@ from edgecompile.errors import ModelError
 Modality = Literal["text", "audio", "image"]
 
 SEQ2SEQ_LM = "seq2seq-lm"
+LOGITS = "logits"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "feature-extraction", "hidden states, or a sentence embedding made of them", None, bare=True
     ),
-    Task("logits", "what the class in config.json's architectures returns, without a cache", None),
+    Task(LOGITS, "what the class in config.json's architectures returns, without a cache", None),
 )
 TASK_NAMES: tuple[str, ...] = tuple(task.name for task in TASKS)
 
@@ -162,4 +163,4 @@ def choose_task(
     if config.get("is_encoder_decoder"):
         return find_task("seq2seq-encoder")
     named = re.search(r"For[A-Z]\w*$", architecture) and not architecture.endswith("ForPreTraining")
-    return find_task("logits" if named else "feature-extraction")
+    return find_task(LOGITS if named else "feature-extraction")

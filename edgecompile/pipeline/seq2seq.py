@@ -75,7 +75,8 @@ def build_seq2seq(run: Run, model: LoadedModel, staging: Staging, work: Path) ->
     # Sources over the limit are refused on the device, not cut.
     subject = find_subject(run, encoder, inner, cut=False)
     write_json(work / "lengths.json", subject.asked.sizes.to_json())
-    # The encoder's inputs tell nothing of the decoder's, so weights are rounded to the nearest.
+    # The encoder's inputs tell nothing of the decoder's, so weights are rounded to the nearest, and activations of
+    # neither as coarsely as in pairs.
     resolved = choose_precision(run, subject, rounding=False)
     planned = make_plan(run, subject, resolved.precision)
     served = planned.scope.axes[0][1]

@@ -23,6 +23,7 @@ from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.verify import verify_bundle
 from edgecompile.errors import PlanError, UsageError, VerificationError
 from edgecompile.models.samples import Samples, add_drawn, draw_samples, text_samples
+from edgecompile.models.tasks import LOGITS
 from edgecompile.planning.costs.measure import run_calibration
 from edgecompile.planning.request import AUTO_PRECISION
 from edgecompile.planning.subject import Subject
@@ -45,6 +46,8 @@ _SECONDS = 2.0
 _RANK_SAMPLES = 8
 #: Of what the verification allows: its inputs are others, and may come out worse.
 _MARGIN = 0.6
+#: The same for pairs of a named int8, which are only faster.
+_PAIRS_MARGIN = 0.8
 _MAX_RETRIES = 4
 
 
@@ -72,7 +75,8 @@ def resolve_precision(
 
     Args:
         subject: the model, its target and its traffic.
-        rounding: round int8 weights for the model's inputs (:mod:`edgecompile.quantization.calibrated`).
+        rounding: round int8 weights for the model's inputs (:mod:`edgecompile.quantization.calibrated`),
+            and activations in pairs where these allow it.
         step: told what is being done.
 
     Raises:
@@ -92,11 +96,12 @@ def resolve_precision(
     rounded = None
     if rounding and name in (AUTO_PRECISION, "int8"):
         rounded = round_for(subject, judges=samples, step=step)
-    if name != AUTO_PRECISION:
-        precision = Precision(name, rounded=rounded, pairs=_may_pair(subject, name))
+    paired = rounding and name == INT8 and _may_pair(subject)
+    if name != AUTO_PRECISION and not paired:
+        precision = Precision(name, rounded=rounded)
         subject.notes.add(*rounding_notes(precision))
         return ResolvedPrecision(precision, samples=samples)
-    served = subject.serving.bucket.axes[0][1]
+    served, usual = subject.serving.bucket.axes[0][1], samples
     if samples is not None:
         samples = samples.within(served.sizes)
     if samples is None:
@@ -112,6 +117,11 @@ def resolve_precision(
     tried = add_drawn(
         samples, model, served.hi, shortest=served.lo, step=served.step, seed=request.seed
     )
+    if name != AUTO_PRECISION:
+        step.update(text=f"running {name} in torch")
+        precision = _pair_within(subject, tried, Precision(name, rounded=rounded))
+        subject.notes.add(*rounding_notes(precision))
+        return ResolvedPrecision(precision, samples=usual)
     choice = choose_precision(subject, tried, rounded=rounded, step=step)
     subject.notes.add(*choice.notes, *rounding_notes(choice.precision))
     return ResolvedPrecision(choice.precision, choice, samples)
@@ -246,14 +256,16 @@ class Trials:
 
         Where none will do, that of the pure precision, which is over the bounds.
         """
-        rounded = self.rounded if name == INT8 else None
-        pure = Precision(name, rounded=rounded, pairs=_may_pair(self.subject, name))
+        pure = Precision(name, rounded=self.rounded if name == INT8 else None)
+        paired = name == INT8 and _may_pair(self.subject)
         self.tell(f"running {name} in torch")
-        predicted = program.deviation(pure)
-        if self._holds(name, predicted):
-            trial = self._try(pure, 0, predicted)
-            if trial.within:
-                return trial
+        for pairs in (True, False) if paired else (False,):
+            pure = replace(pure, pairs=pairs)
+            predicted = program.deviation(pure)
+            if self._holds(name, predicted):
+                trial = self._try(pure, 0, predicted)
+                if trial.within:
+                    return trial
         products = len(program.groups)
         few = self._program(_RANK_SAMPLES)
         ranked = [
@@ -317,7 +329,8 @@ class Trials:
         return path, verify_bundle(path, cases, [self.variant.name], TOLERANCES[precision.name])
 
     def _bundle(self, precision: Precision) -> Path:
-        path = self.folder / f"{precision.label}.ecb"
+        name = precision.label + ("-pairs" if precision.pairs else "")
+        path = self.folder / f"{name}.ecb"
         if path.exists():
             return path
         exported = self.exports.get(self.bucket)
@@ -325,7 +338,7 @@ class Trials:
             [exported],
             [self.bucket],
             self.subject.profile,
-            self.folder / precision.label,
+            self.folder / name,
             CompileOptions(
                 variants=[self.variant],
                 precision=precision,
@@ -380,9 +393,25 @@ class Trials:
         return tuple(notes)
 
 
-def _may_pair(subject: Subject, name: str) -> bool:
-    """Whether int8 products may add pairs in 16 bits (:attr:`edgecompile.precision.Precision.pairs`)."""
-    return name == INT8 and any(map(adds_pairs, subject.profile.variants))
+def _may_pair(subject: Subject) -> bool:
+    """Whether int8 products may add pairs in 16 bits (:attr:`edgecompile.precision.Precision.pairs`).
+
+    Not those of language models, also where no texts judge them: decoders behind a source, and ``--task logits``.
+    """
+    model = subject.model
+    scores_tokens = model.generation is not None or model.source.details.get("task") == LOGITS
+    return not scores_tokens and any(map(adds_pairs, subject.profile.variants))
+
+
+def _pair_within(subject: Subject, samples: Samples, precision: Precision) -> Precision:
+    """The precision with pairs if outputs stay well within its bounds, run in torch; without pairs otherwise."""
+    exported = subject.exports.get(subject.serving.bucket)
+    wanted = [run_eager(subject.model, inputs) for inputs in samples.inputs]
+    program = QuantizedProgram(subject.model, exported, samples.inputs, wanted)
+    paired, bound = replace(precision, pairs=True), TOLERANCES[precision.name].rtol
+    least = 1 - _PAIRS_MARGIN * (1 - COSINES[precision.name])
+    held = program.deviation(paired).within(_PAIRS_MARGIN * bound, least)
+    return paired if held else precision
 
 
 def fastest(trials: Sequence[Trial]) -> Trial:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.bundle.cases import ROUNDED, Case
@@ -39,7 +40,7 @@ class RoundedCases:
     Attributes:
         cases: a case for each of the original ones, with limits of its own; () if there are none.
         deviation: the largest deviation of the rounded model from the original; None: not known.
-        with_activations: the same where activations are rounded as the coarsest variant does; None: none does.
+        with_activations: the same where activations are rounded as the coarsest variant does; None: none does, or not known.
         problem: the reason why there are none; "" if there are.
     """
 
@@ -79,7 +80,7 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
     """
     made: list[Case] = []
     share = activations_share(compiled.variants, compiled.precision)
-    coarsest: Deviation | None = None
+    coarse: list[Deviation | None] = []
     cases = [case for case in cases if not case.skipped]
     try:
         for index in sorted({case.bucket for case in cases}):
@@ -91,10 +92,11 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
             for case, outputs in zip(own, program.answers(compiled.precision), strict=True):
                 made.append(replace(case, name=ROUNDED + case.name, outputs=outputs))
             if share and compiled.precision.name in ROUNDED_PRODUCTS:
-                found = program.deviation(compiled.precision)
-                coarsest = found if coarsest is None else found.or_worse(coarsest)
+                coarse.append(_with_activations(program, compiled.precision))
     except Exception as exc:  # an operator that has no float64
         return RoundedCases(problem=f"the rounded model fails in float64: {describe_error(exc)}")
+    known = [found for found in coarse if found is not None]
+    coarsest = reduce(Deviation.or_worse, known) if known and len(known) == len(coarse) else None
     by_key = {(case.bucket, ROUNDED + case.name): case.outputs for case in cases}
     pairs = [(case.outputs, by_key[case.bucket, case.name]) for case in made]
     deviation = deviation_of(pairs)
@@ -115,6 +117,14 @@ def round_cases(model: LoadedModel, compiled: CompiledModel, cases: Sequence[Cas
         }
         limited.append(replace(case, rounding=errors, margins={}, limits=limits))
     return RoundedCases(tuple(limited), deviation, coarsest)
+
+
+def _with_activations(program: QuantizedProgram, precision: Precision) -> Deviation | None:
+    """The deviation in float32, activations being rounded; None where that fails, as no case needs it."""
+    try:
+        return program.deviation(precision)
+    except Exception:
+        return None
 
 
 def rounds_activations(variants: Iterable[VariantSpec], precision: str) -> bool:

@@ -144,9 +144,11 @@ def build_native(toolchain: Toolchain) -> Build:
     return build
 
 
-#: Variants of which kernels are tested each night only. Their kernels are those of wider vectors, of four numbers
-#: each, and tests/builds/test_emulated.py runs whole programs of them in each run.
+#: Variants of which kernels are tested each night only, but for products with packed weights: those have instructions
+#: of SSE's own. The others are those of wider vectors, of four numbers each, and tests/builds/test_emulated.py runs
+#: whole programs of them in each run.
 NIGHTLY = frozenset({"x86-64-v2"})
+PACKED = frozenset({"test_gemm_packed", "test_packed_rows"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -158,7 +160,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             or os.environ.get("EDGECOMPILE_TEST_MARCHES")
         ):
             marches = marches[-1:]
-        late = [m for m in marches[:-1] if m in NIGHTLY]  # the best one is tested in each run
+        packed = metafunc.module.__name__.rpartition(".")[2] in PACKED
+        # The best one is tested in each run.
+        late = [m for m in marches[:-1] if m in NIGHTLY and not packed]
         nightly = [pytest.param(m, marks=pytest.mark.exhaustive) for m in late]
         others = [m for m in marches if m not in late]
         metafunc.parametrize("march", [*nightly, *others], indirect=True, scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
+from edgecompile.bundle.cases import make_cases
 from edgecompile.cli import cli
 from edgecompile.errors import VerificationError
 from edgecompile.export.store import ExportStore
@@ -22,17 +25,20 @@ from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_sam
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
-from edgecompile.planning.subject import make_subject
+from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
-from edgecompile.quantization.choice import choose_precision
+from edgecompile.progress import NULL_STEP
+from edgecompile.quantization.choice import Trials, choose_precision, resolve_precision
 from edgecompile.quantization.files import load_precision
 from edgecompile.quantization.gptq import RoundedWeights
-from edgecompile.quantization.program import Deviation, fewest_kept
-from edgecompile.quantization.trials import PrecisionChoice
+from edgecompile.quantization.program import Deviation, QuantizedProgram, fewest_kept
+from edgecompile.quantization.reference import round_cases
+from edgecompile.quantization.trials import PrecisionChoice, Trial
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.format.weights import map_weights
 from edgecompile.targets.profile import load_target
 from tests.quantization.quantized import narrowed_program
+from tests.zoo.generation_families import load_family
 
 TEXTS = ("the cat sat", "on a mat", "", "cat", "a cat and a day", "purred quietly all day " * 20)
 LENGTHS = LengthDistribution.from_samples([3, 4, 4, 7, 9, 9, 9, 20, 31])
@@ -147,8 +153,10 @@ def test_both_bounds_have_to_hold() -> None:
     assert not Deviation(float("inf"), 1.0).within(1.0, None)
 
 
-def chosen(model: LoadedModel, folder: Path, samples: Samples, max_error: float) -> PrecisionChoice:
-    subject = make_subject(
+def find_subject(
+    model: LoadedModel, folder: Path, precision: str = "int8", max_error: float | None = None
+) -> Subject:
+    return make_subject(
         ExportStore(model, folder / "exported"),
         load_target("cpu-x86-64-v3"),
         PlanRequest(
@@ -156,12 +164,92 @@ def chosen(model: LoadedModel, folder: Path, samples: Samples, max_error: float)
             max_length=32,
             mode="exact",
             threads=1,
-            precision="auto",
+            precision=precision,
             max_error=max_error,
         ),
         folder,
     )
-    return choose_precision(subject, samples)
+
+
+def chosen(model: LoadedModel, folder: Path, samples: Samples, max_error: float) -> PrecisionChoice:
+    return choose_precision(find_subject(model, folder, "auto", max_error), samples)
+
+
+def test_language_models_get_no_pairs(model: LoadedModel, tmp_path: Path) -> None:
+    """Neither decoders that no texts judge nor tokens' scores without a cache."""
+
+    def paired(of: LoadedModel, rounding: bool = True) -> bool:
+        subject = find_subject(of, tmp_path / of.name)
+        return resolve_precision(subject, rounding=rounding).precision.pairs
+
+    assert paired(model)
+    assert not paired(model, rounding=False)  # the encoder of a decoder that has its precision
+    details = {**model.source.details, "task": "logits"}
+    assert not paired(replace(model, source=replace(model.source, details=details)))
+    made = load_family("t5").generation
+    assert made.logits is None
+    assert not paired(replace(model, generation=replace(made, encoder=None)))
+
+
+class Planned(Trials):
+    """Trials whose deviations are given: of int8 with and without pairs, in torch and as it runs."""
+
+    def __init__(self, torch: dict[bool, float], runs: dict[bool, float], subject: Subject) -> None:
+        self.torch, self.runs, self.subject = torch, runs, subject
+        self.rounded, self.step, self.max_error = None, NULL_STEP, 0.05
+        self.groups = [("a",), ("b",), ("c",)]
+        self.tried: list[tuple[bool, int]] = []
+
+    def deviation(self, precision: Precision) -> Deviation:
+        return Deviation(0.001 if precision.kept else self.torch[precision.pairs], 1.0)
+
+    def rank(self, precision: Precision, tell: object) -> list[tuple[tuple[str, ...], float]]:
+        return [(group, 0.0) for group in self.groups]
+
+    def _program(self, count: int) -> Any:
+        return self
+
+    def _try(
+        self, precision: Precision, wider_count: int, predicted: Deviation | None = None
+    ) -> Trial:
+        self.tried.append((precision.pairs, wider_count))
+        error = 0.001 if precision.kept else self.runs[precision.pairs]
+        return Trial(precision, Deviation(error, 1.0), None, error < 0.03, wider_count, 1)
+
+
+@pytest.mark.parametrize(
+    ("torch", "runs", "tried"),
+    [
+        ({True: 0.01, False: 0.01}, {True: 0.01, False: 0.01}, [(True, 0)]),
+        ({True: 0.04, False: 0.01}, {True: 0.04, False: 0.01}, [(False, 0)]),
+        ({True: 0.01, False: 0.01}, {True: 0.04, False: 0.01}, [(True, 0), (False, 0)]),
+        ({True: 0.04, False: 0.04}, {True: 0.04, False: 0.04}, [(False, 1)]),
+    ],
+)
+def test_pairs_are_given_up_before_products_are_kept_wider(
+    model: LoadedModel,
+    tmp_path: Path,
+    torch: dict[bool, float],
+    runs: dict[bool, float],
+    tried: list[tuple[bool, int]],
+) -> None:
+    trials = Planned(torch, runs, find_subject(model, tmp_path))
+    trial = trials._search("int8", "bf16", trials._program(1))
+    assert trial.within and trials.tried == tried
+    assert (trial.precision.pairs, trial.kept) == tried[-1]
+
+
+@pytest.mark.parametrize("cosine", [0.9995, 0.9991])
+def test_a_named_int8_has_pairs_within_the_bounds_only(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cosine: float
+) -> None:
+    def deviation(program: QuantizedProgram, precision: Precision) -> Deviation:
+        assert precision.pairs
+        return Deviation(0.01, cosine)
+
+    monkeypatch.setattr(QuantizedProgram, "deviation", deviation)
+    found = resolve_precision(find_subject(model, tmp_path)).precision
+    assert found.pairs == (cosine > 0.9992) and found.rounded is not None
 
 
 @pytest.mark.slow
@@ -270,6 +358,27 @@ def test_a_build_in_int8_is_judged_on_texts(
         )
     )
     assert again.verify.cosine is not None and again.verify.cosine >= 0.9999
+
+
+@pytest.mark.parametrize("in_float64", [True, False])
+def test_cases_of_the_rounded_model_need_float64_alone(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_float64: bool
+) -> None:
+    def fail(program: QuantizedProgram, precision: Precision) -> Any:
+        raise RuntimeError("it fails")
+
+    subject = find_subject(model, tmp_path)
+    bucket = subject.serving.bucket
+    variants, precision = subject.profile.variants, Precision("int8", pairs=True)
+    exported = [subject.exports.get(bucket)]
+    compiled = SimpleNamespace(exported=exported, variants=variants, precision=precision)
+    cases = list(make_cases(model, [bucket], golden=True))
+    assert round_cases(model, compiled, cases).with_activations is not None  # type: ignore[arg-type]
+    monkeypatch.setattr(QuantizedProgram, "deviation" if in_float64 else "answers", fail)
+    rounded = round_cases(model, compiled, cases)  # type: ignore[arg-type]
+    assert len(rounded.cases) == (len(cases) if in_float64 else 0)
+    assert rounded.with_activations is None and ("it fails" in rounded.problem) != in_float64
+    assert len(rounded.describe("int8")) == 1
 
 
 @pytest.mark.parametrize(

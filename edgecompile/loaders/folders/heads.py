@@ -19,7 +19,7 @@ from edgecompile.loaders.folders.sentence_modules import (
 from edgecompile.models.modules import NamedModule, name_outputs
 from edgecompile.models.options import SPLADE, LoadOptions
 from edgecompile.models.specs import OutputSpec
-from edgecompile.models.tasks import Task
+from edgecompile.models.tasks import LOGITS, Task
 
 #: The outputs that a task is about, where the model has them.
 _KEPT: Mapping[str, tuple[str, ...]] = {
@@ -88,7 +88,7 @@ def pipeline_for(
             problems.append("the folder's model has an embedding for each token, and no `pooling`")
         pooling = Pooling((options.pooling,))
     if pooling is not None and pooling.sparse:
-        if task.name != "logits":
+        if task.name != LOGITS:
             problems.append(
                 f"the pooling {SPLADE} is for logits of a masked language model, not for {task.name}"
             )

@@ -372,14 +372,19 @@ def test_rows_of_one_value_are_exact(kernels: ctypes.CDLL, k: int, kind: str) ->
         assert (abs(got - rows @ w.values) <= 2e-6 * size).all()
 
 
-@pytest.mark.parametrize("k", [1, 4, 31, 64, 70, 100, 1537])
-def test_largest_sums_of_four_products_are_exact(kernels: ctypes.CDLL, k: int) -> None:
-    """Activations of one sign meet where they are rounded up, with weights at either end; of outliers, too."""
-    rng, n = np.random.default_rng(k), 70
-    q = rng.choice(np.array([-128, 127], np.int8), (k, n))
+def weights_at_ends(rng: np.random.Generator, k: int) -> tuple[np.ndarray, Weights]:
+    """70 columns of -128 and 127, and the same as the kernels get them: halved."""
+    q = rng.choice(np.array([-128, 127], np.int8), (k, 70))
     q[:, 0], q[:, 1], q[:, 2], q[::2, 3], q[1::2, 3] = -128, 127, 0, -128, 127
-    scales = np.full((len(blocks_of(q.T)), n), 0.5, F)
-    w = Weights(PAIRS, guarded(pack_int8(q, scales)), 0.5 * q)
+    scales = np.full((len(blocks_of(q.T)), 70), 0.5, F)
+    return q.astype(np.int64), Weights(PAIRS, guarded(pack_int8(q, scales)), 0.5 * q)
+
+
+@pytest.mark.parametrize("k", [4, 31, 64, 70, 100, 1572])
+def test_largest_sums_of_four_products_are_exact(kernels: ctypes.CDLL, k: int) -> None:
+    """Activations of one sign meet where they are rounded up, with weights at either end."""
+    rng, compared = np.random.default_rng(k), 0
+    q, w = weights_at_ends(rng, k)
     summed = row_steps(kernels, PAIRS) is RowSteps.SUMS
     # Each comes to 124, and rounded to 126, 126, 125 and 124.
     fours = np.array(
@@ -396,10 +401,28 @@ def test_largest_sums_of_four_products_are_exact(kernels: ctypes.CDLL, k: int) -
         # Where each block has a largest sum, steps are 1: integers give the same bits.
         whole = np.all([4 * largest_sums(a[:, b])[:, 0] == 124 for b in blocks_of(a)], axis=0)
         if summed:
-            exact = np.rint(a).astype(np.int64) @ q.astype(np.int64)
+            exact = np.rint(a).astype(np.int64) @ q
             np.testing.assert_array_equal(2 * got[whole], exact[whole])
-        a[-1, k // 2] = -1e5
-        verify(kernels, w, product(kernels, w, a), a, Epilogue(), f"{k=} {rows=}")
+            compared += np.count_nonzero(whole)
+    assert compared or not summed
+
+
+@pytest.mark.parametrize("k", [200, 1537])
+def test_largest_sums_of_second_parts_are_exact(kernels: ctypes.CDLL, k: int) -> None:
+    """In an outlier's block, of steps of 1: each neighbour's first part is 0 or 1, and its second part -32."""
+    rng = np.random.default_rng(k)
+    q, w = weights_at_ends(rng, k)
+    for rows in (1, 4, 7):
+        a = np.zeros((rows, k), F)
+        for row in a:
+            block = row[64 * int(rng.integers(k // 64)) :][:64]
+            block[:] = rng.choice(np.array([-32, 32], F), 64)
+            outlier = rng.choice(np.array([-7936, 7936], F))
+            block[5], block[[4, 20, 21]] = outlier, -np.copysign(F(32), outlier)  # these four meet
+        got = product(kernels, w, a)
+        verify(kernels, w, got, a, Epilogue(), f"{k=} {rows=}")
+        if row_steps(kernels, PAIRS) is RowSteps.SUMS:
+            np.testing.assert_array_equal(2 * got, a.astype(np.int64) @ q)
 
 
 @pytest.mark.parametrize("k", [1, 32, 70, 4128])

@@ -66,10 +66,15 @@ def test_padding_is_never_read() -> None:
 
 
 @pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("each_key", [False, True])
 @pytest.mark.parametrize(("keys", "values"), [(20, 33), (20, 70), (600, 70)])
-def test_tokens_give_what_each_of_them_gives_alone(delta: bool, keys: int, values: int) -> None:
+def test_tokens_give_what_each_of_them_gives_alone(
+    delta: bool, each_key: bool, keys: int, values: int
+) -> None:
     """Bit for bit, as lookup needs it."""
     *inputs, state = draw(8, 6, 3, keys, values)
+    if each_key:
+        inputs[3] = torch.rand(8, 6, keys)
     y, last = scan([*inputs, state], delta, 7)
     for t in range(8):
         row, state = scan([*(tensor[t : t + 1] for tensor in inputs), state], delta, 0)

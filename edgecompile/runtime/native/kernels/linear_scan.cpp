@@ -48,8 +48,14 @@ EC_INLINE void step(const LinearScan& s, const float* q, const float* k, const f
     const vf32 key = broadcast<vf32>(k[i]), query = broadcast<vf32>(q[i]);
     const vf32 kept = broadcast<vf32>(decay[i * next_decay]);
     for (int c = 0; c < kCount; ++c) {
-      const vf32 decayed = beta != nullptr ? at(block.data + i * block.stride + c * kL, n)
-                                           : at(from.data + i * from.stride + c * kL, n) * kept;
+      vf32 decayed;
+      if (beta != nullptr) {
+        decayed = at(block.data + i * block.stride + c * kL, n);
+      } else {
+        decayed = at(from.data + i * from.stride + c * kL, n) * kept;
+        // Rounded here, so that fma takes the same one of two products in every copy of this loop.
+        keep_in_register(decayed);
+      }
       const vf32 next = fma(key, value[c], decayed);
       put(to.data + i * to.stride + c * kL, next, n);
       sum[c] = fma(query, next, sum[c]);

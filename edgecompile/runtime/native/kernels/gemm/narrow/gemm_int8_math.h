@@ -121,7 +121,6 @@ struct Int8Math : WholeBlocks {
   }
 };
 #else
-#define EC_BYTE_PAIRS 1
 // Two sums beside each other for each column.
 struct Int8Math : WholeBlocks {
   using A = int16_t;
@@ -178,6 +177,8 @@ struct Int8Math : WholeBlocks {
   }
 };
 
+#if defined(__SSSE3__)
+#define EC_BYTE_PAIRS 1
 // How far behind each other groups lie that are added in 16 bits, and how much their activations of
 // one sign may come to.
 constexpr int64_t kSummedApart = 4;
@@ -215,6 +216,7 @@ struct Int8PairsMath : WholeBlocks {
   }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };
+#endif
 #endif
 
 // A scale for each half of a block, one behind the other.
