@@ -143,7 +143,7 @@ def test_a_page_of_results_of_two_commits(tmp_path: Path) -> None:
     known["bert"] = {**old, "name": "bert", "status": "ok", "stage": "compare", "commit": "def"}
     known["roberta"] = {**known["bert"], "commit": None}
     page = zoo_report._page(known, 2, 3, "record.json", ["esm"])
-    assert "run at def (2 of them), a commit that wasn't noted (1 of them)." in page
+    assert "Every figure, with its commit, is in [benchmarks/record.json]" in page
     assert "**2 (66.7 %)**" in page and "- **albert**: no" in page
     assert zoo_report._record(known, 2, 3)["models"]["albert"]["commit"] == "def"
 

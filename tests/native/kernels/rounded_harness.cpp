@@ -21,6 +21,11 @@ EC_API void t_gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t
                         const int8_t* b, int64_t panel, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int8(m, n, k, a, lda, b, panel, c, ldc, *e);
 }
+EC_API void t_gemm_int8_pairs(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                              const int8_t* b, int64_t panel, float* c, int64_t ldc,
+                              const Epilogue* e) {
+  gemm_int8(m, n, k, a, lda, b, panel, c, ldc, *e, true);
+}
 EC_API void t_gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const uint8_t* b, int64_t panel, float* c, int64_t ldc, const Epilogue* e) {
   gemm_int4(m, n, k, a, lda, b, panel, c, ldc, *e);
