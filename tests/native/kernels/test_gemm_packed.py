@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from edgecompile.backends.operators import ops
 from tests.native.guarded import guarded
 from tests.native.kernels.narrow import (
     PANEL,
@@ -366,9 +364,7 @@ def test_rows_of_one_value_are_exact(kernels: ctypes.CDLL, k: int, kind: str) ->
     w = Weights.of(kind, random_floats(rng, k, 33))
     a = guarded(np.repeat(random_floats(rng, 200, 1), k, 1))
     got, size = product(kernels, w, a), abs(a).astype(np.float64) @ abs(w.values)
-    by_sums = row_steps(kernels, kind) is RowSteps.SUMS
-    rounded = ops.round_activations(torch.from_numpy(a), by_sums=by_sums).numpy()
-    for rows in (rounded, a.astype(np.float64)):
+    for rows in (quantize_rows(a, row_steps(kernels, kind)), a.astype(np.float64)):
         assert (abs(got - rows @ w.values) <= 2e-6 * size).all()
 
 

@@ -79,7 +79,10 @@ def load(folder: Path, seed: int, **settings: Any) -> Loaded:
     assert spec.log_mel is not None and encoder is not None
     bundle = SimpleNamespace(
         manifest=SimpleNamespace(
-            generation=loaded.generation.spec, speech=spec, inputs=loaded.inputs
+            generation=loaded.generation.spec,
+            speech=spec,
+            inputs=loaded.inputs,
+            outputs=[SimpleNamespace(shape=(1, model.config.vocab_size))],
         ),
         encoder=SimpleNamespace(manifest=encoder, check_inputs=dict),
     )
