@@ -18,21 +18,21 @@ BUNDLE is a language model's. Both sides of a ratio take turns.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgecompile.hosts.identity import describe_machine, load_average
-from edgecompile.runtime import open_bundle
+from edgecompile.runtime import open_bundle, open_tokenizer
+from examples.demo.inputs import read_docstrings
 
 SCHEMA = {
     "type": "object",
@@ -44,25 +44,30 @@ SCHEMA = {
     "required": ["name", "purpose", "arguments"],
     "additionalProperties": False,
 }
+#: Prints the milliseconds to the first token of a new process.
+_FIRST_TOKEN = """
+import json, sys
+from benchmarks.generation.conversations import first_token
+from edgecompile.runtime import open_bundle
+print(first_token(open_bundle(sys.argv[1], threads=int(sys.argv[2])), json.loads(sys.argv[3])))
+"""
 Pair = tuple[float, float]
-
-
-def first_token(generator: Any, prompt: Sequence[int]) -> float:
-    """Milliseconds to the first new token."""
-    begin = time.perf_counter()
-    next(iter(generator.stream(prompt, max_new_tokens=2, do_sample=False, eos=())))
-    return (time.perf_counter() - begin) * 1e3
 
 
 def timed(
     generator: Any, prompt: Sequence[int], count: int, **options: Any
 ) -> tuple[list[int], list[float]]:
-    """New tokens, and the milliseconds of each behind the first."""
-    marks, tokens = [], []
+    """New tokens, and the milliseconds of each."""
+    marks, tokens = [time.perf_counter()], []
     for token in generator.stream(prompt, max_new_tokens=count, do_sample=False, **options):
         tokens.append(int(token))
         marks.append(time.perf_counter())
     return tokens, [(b - a) * 1e3 for a, b in pairwise(marks)]
+
+
+def first_token(generator: Any, prompt: Sequence[int]) -> float:
+    """Milliseconds to the first new token."""
+    return timed(generator, prompt, 1, eos=())[1][0]
 
 
 def random_prompt(model: Any, length: int, seed: int = 1) -> list[int]:
@@ -71,12 +76,28 @@ def random_prompt(model: Any, length: int, seed: int = 1) -> list[int]:
     return np.random.default_rng(seed).integers(100, vocabulary, length).tolist()
 
 
+def chat_prompts(model: Any, request: str, count: int) -> list[list[int]]:
+    """A request about each of ``count`` docstrings of 200 to 700 characters, in ChatML."""
+    library = Path(argparse.__file__).parent
+    found = (
+        text
+        for path in sorted(library.glob("*.py"))
+        for text in read_docstrings(path.read_text(encoding="utf-8"))
+        if 200 <= len(text) <= 700
+    )
+    tokenizer, chat = (
+        open_tokenizer(model),
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+    )
+    texts = [chat.format(request.format(text)) for text in islice(found, count)]
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
 def turns(model: Any, options: argparse.Namespace) -> list[Pair]:
     """A second turn of 20 tokens behind 2,000, and the whole text read afresh."""
     pairs = []
     for number in range(options.rounds):
-        session = model.session()
-        prompt = random_prompt(model, 2000, number)
+        session, prompt = model.session(), random_prompt(model, 2000, number)
         answer = session.generate(prompt, max_new_tokens=16, do_sample=False, eos=())
         whole = [*prompt, *answer, *random_prompt(model, 20, 1000 + number)]
         pairs.append((first_token(session, whole), first_token(model, whole)))
@@ -85,53 +106,12 @@ def turns(model: Any, options: argparse.Namespace) -> list[Pair]:
 
 def rows(model: Any, options: argparse.Namespace) -> list[Pair]:
     """A token behind 1,472 tokens, and behind 64."""
-    pairs = []
-    for number in range(options.rounds):
-        both = (
-            timed(model, random_prompt(model, length, number), 33, eos=())[1]
-            for length in (1472, 64)
-        )
-        long, short = map(statistics.median, both)
-        pairs.append((long, short))
-    return pairs
 
+    def behind(length: int, seed: int) -> float:
+        _, took = timed(model, random_prompt(model, length, seed), 33, eos=())
+        return statistics.median(took[1:])
 
-def docstrings(count: int) -> list[str]:
-    """Docstrings of 200 to 700 characters, each in one line."""
-    import argparse as a
-    import csv
-    import logging
-    import subprocess as s
-    import tarfile
-    import textwrap
-    import threading
-    import zipfile
-
-    found = []
-    for module in (
-        a,
-        csv,
-        logging,
-        s,
-        tarfile,
-        textwrap,
-        threading,
-        zipfile,
-        json,
-        inspect,
-        statistics,
-    ):
-        for _, item in inspect.getmembers(module):
-            members = (
-                [item, *(m for _, m in inspect.getmembers(item))]
-                if inspect.isclass(item)
-                else [item]
-            )
-            for member in members:
-                text = " ".join((getattr(member, "__doc__", None) or "").split())
-                if callable(member) and 200 <= len(text) <= 700 and text not in found:
-                    found.append(text)
-    return found[:count]
+    return [(behind(1472, seed), behind(64, seed)) for seed in range(options.rounds)]
 
 
 def lookup(model: Any, options: argparse.Namespace) -> dict[str, list[Pair]]:
@@ -140,28 +120,20 @@ def lookup(model: Any, options: argparse.Namespace) -> dict[str, list[Pair]]:
     Raises:
         AssertionError: lookup changed a token.
     """
-    import edgecompile.runtime as runtime
-
-    tokenizer = runtime.open_tokenizer(model)
-    found: dict[str, list[Pair]] = {"copied": [], "free": []}
-    for kind, ask in (
+    found: dict[str, list[Pair]] = {}
+    for kind, request in (
         ("copied", "Repeat this text word for word: {}"),
         ("free", "Tell a story about this: {}"),
     ):
-        for text in docstrings(options.texts):
-            prompt = tokenizer.encode(chat_text(ask.format(text)), add_special_tokens=False).ids
-            with_, without = (timed(model, prompt, 96, lookup=value) for value in (True, False))
-            assert with_[0] == without[0], text
-            if without[1]:
-                found[kind].append(
-                    (sum(with_[1]) / len(with_[1]), sum(without[1]) / len(without[1]))
-                )
+        for prompt in chat_prompts(model, request, options.texts):
+            (tokens, with_), (same, without) = (
+                timed(model, prompt, 96, lookup=value) for value in (True, False)
+            )
+            assert tokens == same, prompt
+            if len(tokens) > 1:
+                pair = statistics.mean(with_[1:]), statistics.mean(without[1:])
+                found.setdefault(kind, []).append(pair)
     return found
-
-
-def chat_text(message: str) -> str:
-    """The message in ChatML."""
-    return f"<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def constraint(model: Any, options: argparse.Namespace) -> list[Pair]:
@@ -172,51 +144,27 @@ def constraint(model: Any, options: argparse.Namespace) -> list[Pair]:
     """
     import jsonschema
 
-    import edgecompile.runtime as runtime
-
-    tokenizer = runtime.open_tokenizer(model)
-    pairs = []
-    for text in docstrings(options.texts):
-        prompt = tokenizer.encode(
-            chat_text(f"Describe as JSON: {text}"), add_special_tokens=False
-        ).ids
-        tokens, bound = timed(
-            model, prompt, 256, constraint=model.make_constraint(json_schema=SCHEMA)
-        )
+    tokenizer, pairs = open_tokenizer(model), []
+    for prompt in chat_prompts(model, "Describe as JSON: {}", options.texts):
+        made = model.make_constraint(json_schema=SCHEMA)
+        tokens, bound = timed(model, prompt, 256, constraint=made)
         jsonschema.validate(json.loads(tokenizer.decode(tokens)), SCHEMA)
         _, free = timed(model, prompt, len(tokens), eos=())
-        pairs.append((sum(bound) / len(bound), sum(free) / len(free)))
+        pairs.append((statistics.mean(bound[1:]), statistics.mean(free[1:])))
     return pairs
 
 
 def prefix(model: Any, options: argparse.Namespace) -> list[Pair]:
     """The first token of a new process behind the bundle's prompt, and behind one as long."""
-    import edgecompile.runtime as runtime
-
-    tokenizer = runtime.open_tokenizer(model)
-    known = tokenizer.encode(options.prefix.read_text()).ids
+    known = open_tokenizer(model).encode(options.prefix.read_text()).ids
     further = random_prompt(model, 20)
-    pairs = []
-    for _ in range(options.rounds):
-        both = (_in_new_process(options, [*begin, *further]) for begin in (known, known[::-1]))
-        begun, read = both
-        pairs.append((begun, read))
-    return pairs
 
+    def in_new_process(begin: list[int]) -> float:
+        arguments = [options.bundle, str(options.threads), json.dumps([*begin, *further])]
+        command = [sys.executable, "-c", _FIRST_TOKEN, *arguments]
+        return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
-def _in_new_process(options: argparse.Namespace, prompt: list[int]) -> float:
-    script = (
-        "import json, sys\n"
-        "from benchmarks.generation.conversations import first_token\n"
-        "from edgecompile.runtime import open_bundle\n"
-        "model = open_bundle(sys.argv[1], threads=int(sys.argv[2]))\n"
-        "print(first_token(model, json.loads(sys.argv[3])))\n"
-    )
-    arguments = [str(options.bundle), str(options.threads), json.dumps(prompt)]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return float(done.stdout.splitlines()[-1])
+    return [(in_new_process(known), in_new_process(known[::-1])) for _ in range(options.rounds)]
 
 
 WAYS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
@@ -228,16 +176,13 @@ def main() -> int:
     """Measures one of the ways, prints a line for each kind of text."""
     parser = argparse.ArgumentParser(prog="benchmarks/run conversations", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("way", choices=list(WAYS))
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--threads", type=int, default=2, help="of the bundle (default 2)")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="of turns, rows and prefix (default 5)"
-    )
-    parser.add_argument(
-        "--texts", type=int, default=50, help="of lookup and constraint (default 50)"
-    )
-    parser.add_argument("--prefix", type=Path, help="the text that the bundle was built with")
+    add = parser.add_argument
+    add("way", choices=list(WAYS))
+    add("bundle", type=Path)
+    add("--threads", type=int, default=2, help="of the bundle (default 2)")
+    add("--rounds", type=int, default=5, help="of turns, rows and prefix (default 5)")
+    add("--texts", type=int, default=50, help="of lookup and constraint (default 50)")
+    add("--prefix", type=Path, help="the text that the bundle was built with")
     options = parser.parse_args()
     if options.way == "prefix" and options.prefix is None:
         parser.error("prefix needs --prefix FILE")

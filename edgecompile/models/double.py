@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from operator import is_
 from typing import Any
 from weakref import ref
@@ -127,11 +127,6 @@ class Kept:
 
 
 _Holder = dict[Any, Any] | list[Any]
-
-
-def unchanged(module: nn.Module) -> AbstractContextManager[None]:
-    """Gives a module, and the objects and containers that it holds, their attributes and items back."""
-    return Kept(module).unchanged()
 
 
 def _holders(value: Any, depth: int, seen: set[int]) -> Iterator[_Holder]:

@@ -94,7 +94,7 @@ def resolve_precision(
     if model.length_axis is not None:
         samples = text_samples(model, request.texts, subject.scope.axes[0][1].hi)
     rounded = None
-    if rounding and name in (AUTO_PRECISION, "int8"):
+    if rounding and name in (AUTO_PRECISION, INT8):
         rounded = round_for(subject, judges=samples, step=step)
     paired = rounding and name == INT8 and _may_pair(subject)
     if name != AUTO_PRECISION and not paired:

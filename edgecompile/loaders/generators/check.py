@@ -20,7 +20,7 @@ from edgecompile.loaders.generators.step import (
     refuse_caches,
 )
 from edgecompile.loaders.generators.storage import rounds_caches
-from edgecompile.models.double import Footprint, lacks_room, run_in_float64, unchanged
+from edgecompile.models.double import Footprint, Kept, lacks_room, run_in_float64
 from edgecompile.models.modules import describe_error
 
 _TOKENS = 24
@@ -108,7 +108,7 @@ def whole_model(
     """
 
     def run(tokens: Tensor) -> Tensor:
-        with unchanged(model), attending(model, attention):
+        with Kept(model).unchanged(), attending(model, attention):
             # Without a cache nothing would be rounded.
             inputs, cached = {name: tokens, **(more or {})}, rounds_caches()
             logits: Tensor = model(**inputs, use_cache=cached).logits
@@ -131,7 +131,7 @@ def generating_model(model: Any, attention: str, past: str) -> Callable[[Tensor]
         parts = [tokens[:, :begun], *(tokens[:, n : n + 1] for n in range(begun, tokens.shape[1]))]
         cache: dict[str, Any] = {}
         logits = []
-        with unchanged(model), attending(model, attention):
+        with Kept(model).unchanged(), attending(model, attention):
             for part in parts:
                 outputs = model(input_ids=part, use_cache=True, return_dict=True, **cache)
                 cache = {past: outputs[past]}
@@ -178,7 +178,7 @@ class _Logits:
             numbers = self.footprint.most + sum(item.numel() for item in self._inputs.values())
             if lacks_room(numbers):
                 return None
-            with nullcontext() if self._module is None else unchanged(self._module):
+            with nullcontext() if self._module is None else Kept(self._module).unchanged():
                 return run_in_float64(self._run, self._inputs)
         except Exception:  # whatever an operator without float64 raises
             return None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, Optional
 
-from ..base.callbacks import check_callback
+from ..base.arguments import check_callback
 from .options import Ends, Options, Stops
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from typing import (
 
 import numpy as np
 
+from ..base.arguments import is_integer
 from ..base.errors import BundleError, InputError
 from ..format.cache_rows import BLOCK
 from ..format.document import parse_json, shorten
@@ -201,7 +202,7 @@ class SessionFile:
             raise reader.refuse(text.format(variant, self._bundle.variant.name))
         count: Any = header.get("tokens")
         marks = header.get("checkpoints")
-        if not _is_count(count, 0, self._spec.max_context):
+        if not is_integer(count, 0, self._spec.max_context):
             text = "tokens is {}, must be an integer from 0 to {}"
             raise reader.refuse(text.format(shorten(repr(count)), self._spec.max_context))
         if not isinstance(marks, list):
@@ -213,7 +214,7 @@ class SessionFile:
         for mark in marks:
             before = pairs[-1][0] if pairs else 0
             pair = isinstance(mark, list) and len(mark) == 2 and isinstance(mark[1], bool)
-            if not pair or not _is_count(mark[0], before + 1, count):
+            if not pair or not is_integer(mark[0], before + 1, count):
                 text = "checkpoints has {} behind {} tokens, must have [tokens, boolean] up to {}"
                 raise reader.refuse(text.format(shorten(repr(mark)), before, count))
             if not any(first <= mark[0] <= last for first, last in places):
@@ -234,8 +235,8 @@ class SessionFile:
         places: List[Span] = []
         for span in given if isinstance(given, list) else [given]:
             least = places[-1][1] + 1 if places else 0
-            pair = isinstance(span, list) and len(span) == 2 and _is_count(span[0], least, count)
-            if not pair or not _is_count(span[1], span[0], count):
+            pair = isinstance(span, list) and len(span) == 2 and is_integer(span[0], least, count)
+            if not pair or not is_integer(span[1], span[0], count):
                 text = "places has {}, must have [first, last] from {} to {}"
                 raise reader.refuse(text.format(shorten(repr(span)), least, count))
             places.append((span[0], span[1]))
@@ -332,7 +333,3 @@ def _has_finite_scales(rows: "NDArray[np.uint8]") -> bool:
 
 def _bytes_of(array: "NDArray[Any]") -> memoryview:
     return array.data.cast("B")
-
-
-def _is_count(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Deque, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
+from ..base.arguments import is_integer
 from ..base.errors import InputError
 from ..base.lifetime import OneAtATime
 from ..format.policy_schema import Scaling
@@ -36,8 +37,7 @@ class Policy(OneAtATime):
                 "{}: the model is no policy".format(manifest.name),
                 "call run; build a policy from its folder, as LeRobot writes it",
             )
-        whole = isinstance(seed, int) and not isinstance(seed, bool)
-        if seed is not None and not (whole and 0 <= seed < 2**32):
+        if seed is not None and not is_integer(seed, 0, 2**32 - 1):
             raise InputError("`seed` is {!r}, must be an integer from 0 to 2^32 - 1".format(seed))
         self._model, self._spec = model, manifest.policy
         self._tensors = {item.name: item for item in manifest.inputs}

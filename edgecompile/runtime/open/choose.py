@@ -6,6 +6,7 @@ A bundle without variants for a GPU is opened by :class:`Opener`; ``open/gpu.py`
 import os
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+from ..base.arguments import is_integer
 from ..base.errors import (
     EdgecompileError,
     FinishError,
@@ -110,7 +111,7 @@ def _check_choice(name: str, value: object, choices: Tuple[str, ...]) -> None:
 
 def check_threads(count: object, name: str = "threads") -> None:
     """Raises InputError unless ``count`` is a number of threads."""
-    if isinstance(count, bool) or not (isinstance(count, int) and 1 <= count <= MAX_THREADS):
+    if not is_integer(count, 1, MAX_THREADS):
         text = "{} is {!r}, must be an integer from 1 to {}"
         raise InputError(text.format(name, count, MAX_THREADS))
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional
 
-from ..base.callbacks import check_callback
+from ..base.arguments import check_callback
 from ..base.errors import InputError, OutsideBucketsError
 from ..format.speech_schema import SpeechSpec
 from ..format.sums import size_span

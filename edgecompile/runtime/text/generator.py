@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence
 
-from ..base.callbacks import check_callback
+from ..base.arguments import check_callback
 from ..base.errors import InputError
 from ..generation.generator import Generator
 from ..generation.options import Options

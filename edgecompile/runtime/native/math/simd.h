@@ -198,7 +198,8 @@ EC_INLINE V opaque_constant(V v) {
 }
 // No instruction; but the compiler has to have the value in a register here, neither spilled nor
 // folded into a constant.
-EC_INLINE void keep_in_register(vf32& v) {
+template <class V>
+EC_INLINE void keep_in_register(V& v) {
 #if defined(__AVX512F__)
   asm volatile("" : "+v"(v));
 #elif defined(__x86_64__)

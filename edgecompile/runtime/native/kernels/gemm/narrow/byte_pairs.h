@@ -2,25 +2,13 @@
 // int8, sums of two int16, and what makes int8 of int32.
 #pragma once
 
-#if defined(__x86_64__)
+#if defined(__SSSE3__)
 
 #include <immintrin.h>
 
 #include "math/simd.h"
 
 namespace ec {
-
-// No instruction; the compiler has to add up here, rather than all at the end.
-template <class V>
-EC_INLINE void keep_sums(V& sums) {
-#if defined(__AVX512F__)
-  asm volatile("" : "+v"(sums));
-#else
-  asm volatile("" : "+x"(sums));
-#endif
-}
-
-#if defined(__SSSE3__)
 
 using Shorts = Vector<int16_t, kVectorBytes / 2>;
 
@@ -66,8 +54,6 @@ EC_INLINE auto to_bytes(vi32 x) {
   return bytes;
 #endif
 }
-
-#endif  // __SSSE3__
 
 }  // namespace ec
 

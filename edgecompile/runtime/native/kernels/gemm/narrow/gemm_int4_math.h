@@ -77,7 +77,7 @@ struct Int4Math : HalvedBlocks {
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
   EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
     acc += multiply_pairs(b, a);
-    keep_sums(acc);
+    keep_in_register(acc);  // the compiler would add up all at the end
   }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return add_pairs(acc[0]); }
 };

@@ -6,7 +6,9 @@
 // unless the caller lets x86-64 add pairs in 16 bits (Int8PairsMath).
 #pragma once
 
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
@@ -112,8 +114,8 @@ struct Int8Math : WholeBlocks {
   EC_INLINE static void add_products(Acc& acc, V a, V b) {
     const int16x8_t x = bits_as<int16x8_t>(a), y = bits_as<int16x8_t>(b);
     acc = {vmlal_s16(acc.low, vget_low_s16(x), vget_low_s16(y)), vmlal_high_s16(acc.high, x, y)};
-    asm volatile("" : "+w"(acc.low));
-    asm volatile("" : "+w"(acc.high));
+    keep_in_register(acc.low);
+    keep_in_register(acc.high);
   }
   EC_INLINE static vi32 total(const Acc (&acc)[2]) {
     return bits_as<vi32>(
@@ -154,7 +156,7 @@ struct Int8Math : WholeBlocks {
 #else
     acc += bits_as<Acc>(_mm_madd_epi16((__m128i)a, (__m128i)b));
 #endif
-    keep_sums(acc);
+    keep_in_register(acc);  // the compiler would add up all at the end
   }
   // Sums of neighbours, within 128 bits first: crossing them is slow. Then every other pair of
   // columns comes from the one register, the others from the other.
@@ -208,11 +210,11 @@ struct Int8PairsMath : WholeBlocks {
   EC_INLINE static vi32 load_a(const int8_t* a) { return broadcast_from<vi32>(a); }
   EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b) {
     acc += add_pairs(multiply_pairs(b, a));
-    keep_sums(acc);
+    keep_in_register(acc);  // the compiler would add up all at the end
   }
   EC_INLINE static void add_products(Acc& acc, vi32 a, vi32 b, vi32 a2, vi32 b2) {
     acc += add_pairs(multiply_pairs(b, a) + multiply_pairs(b2, a2));
-    keep_sums(acc);
+    keep_in_register(acc);  // the compiler would add up all at the end
   }
   EC_INLINE static vi32 total(const Acc (&acc)[1]) { return acc[0]; }
 };

@@ -156,7 +156,8 @@ class RowQuantizer {
   }
 
   // How a block of n values is rounded to whole numbers within a limit.
-  static RoundingStep step_for(const float* x, int64_t n, float largest, int32_t limit) {
+  static RoundingStep step_for([[maybe_unused]] const float* x, [[maybe_unused]] int64_t n,
+                               float largest, int32_t limit) {
     if constexpr (Math::kSummed == 1) return {largest, static_cast<float>(limit)};
 #if EC_BYTE_PAIRS
     // A quarter of each, as a sum of four may be infinite.

@@ -1,6 +1,11 @@
-"""Functions that a caller gives, to be called during a run."""
+"""Checks of arguments that a caller gives."""
 
 from .errors import InputError
+
+
+def is_integer(value: object, least: int, most: int) -> bool:
+    """Whether a value is an integer within bounds; truth values and numpy's numbers aren't."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_callback(name: str, value: object) -> None:
