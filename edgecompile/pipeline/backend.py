@@ -25,7 +25,7 @@ A new backend is a class with these methods, an entry in the table (``pipeline/b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +73,11 @@ class Job:
     def model(self) -> LoadedModel:
         """The whole model."""
         return self.subject.whole.model
+
+    def without_pairs(self) -> Job:
+        """The job with int8 products that add no pairs in 16 bits, to be compiled for CPUs again."""
+        precision = replace(self.resolved.precision, pairs=False)
+        return replace(self, resolved=replace(self.resolved, precision=precision))
 
     def contents(self) -> Contents:
         """The stages' results, to be packed."""

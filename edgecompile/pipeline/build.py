@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgecompile.errors import VerificationError
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.pipeline.stamp import build_key, find_built, write_stamp
@@ -68,6 +69,7 @@ def _build_whole(run: Run, model: LoadedModel, staging: Staging, work: Path) -> 
     from edgecompile.pipeline.ahead import compiling_ahead
     from edgecompile.pipeline.backend import Job
     from edgecompile.pipeline.backends import find_backends
+    from edgecompile.quantization.files import save_precision
 
     backends = find_backends(run.options, run.profile)
     with compiling_ahead(call for backend in backends for call in backend.ahead(run)):
@@ -82,4 +84,14 @@ def _build_whole(run: Run, model: LoadedModel, staging: Staging, work: Path) -> 
             job = backend.plan(job)
         for backend in backends:
             job = backend.compile(job)
+        try:
+            return stages.pack(run, job.contents(), staging)
+        except VerificationError:
+            # Pairs were chosen for a few inputs, and nobody asked for them.
+            if not job.resolved.precision.pairs:
+                raise
+        staging.clear()
+        run.notes.add("int8 adds no pairs in 16 bits: with them outputs were too far from eager's")
+        job = backends[-1].compile(job.without_pairs())
+        save_precision(work, job.resolved.precision)
         return stages.pack(run, job.contents(), staging)

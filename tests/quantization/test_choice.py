@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
+import edgecompile
 from edgecompile.bundle.cases import make_cases
 from edgecompile.cli import cli
 from edgecompile.errors import VerificationError
@@ -250,6 +253,46 @@ def test_a_named_int8_has_pairs_within_the_bounds_only(
     monkeypatch.setattr(QuantizedProgram, "deviation", deviation)
     found = resolve_precision(find_subject(model, tmp_path)).precision
     assert found.pairs == (cosine > 0.9992) and found.rounded is not None
+
+
+class Steady(nn.Module):
+    """A layer whose outputs are differences of inputs near one: int8 keeps them, sums of pairs don't."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=False)
+        self.register_buffer("shift", torch.randn(64))
+        with torch.no_grad():
+            self.linear.weight -= self.linear.weight.mean(1, keepdim=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(1 + 0.2 * torch.sin(x.clamp(-1, 1) + 3 * self.shift))
+
+
+def test_a_build_gives_up_pairs_that_its_cases_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inputs that pairs are chosen by may be easier than those that a bundle is verified with."""
+
+    def hopeful(subject: Subject, samples: Samples, precision: Precision) -> Precision:
+        return replace(precision, pairs=True)
+
+    monkeypatch.setattr("edgecompile.quantization.choice._pair_within", hopeful)
+    bundle = edgecompile.build(
+        Steady(),
+        example_inputs=(torch.randn(1, 8, 64),),
+        axes={"x": {1: "length"}},
+        lengths=[4, 8, 8],
+        target="cpu-x86-64-v3",
+        precision="int8",
+        quick=True,
+        output=tmp_path / "steady",
+        work_dir=tmp_path / "work",
+    )
+    assert not load_precision(tmp_path / "work").pairs
+    with open_bundle(bundle.path) as opened:
+        assert "pairs" not in opened.manifest.plan.get("precision", {})
+    assert any("adds no pairs" in note for note in bundle.notes)
 
 
 @pytest.mark.slow
