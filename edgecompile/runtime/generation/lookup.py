@@ -5,7 +5,9 @@ each of its tokens, bit for bit those of single steps. As long as the tokens tha
 tried, the next logits are there already.
 """
 
+import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -16,12 +18,60 @@ from .stream import Text, TokenStream
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..open.bundle import OpenBundle
     from .stream import Choose
 
 #: The share that the latest figure has in a rolling one.
 _LATEST = 0.1
-#: What a refusal leaves of a run's cost: so one that was slow once is tried again.
-_FORGOTTEN = 0.99
+#: What a refusal leaves of a run's cost.
+_FORGOTTEN = 0.998
+
+
+class Costs:
+    """Nanoseconds of runs by their number of tokens. Every text of an opened bundle measures them for all.
+
+    Attributes:
+        ns: By number of tokens; 0: not known yet. Those between two measured ones lie on a line.
+    """
+
+    def __init__(self, most: int) -> None:
+        """``most`` is the number of tokens of the longest run."""
+        self.ns = [0.0] * (most + 1)
+        # Lists, as texts of several threads use them at once.
+        self._measured = [0.0] * (most + 1)
+        self._run: Set[int] = set()
+
+    def note(self, tokens: int, ns: float) -> None:
+        """Takes up the time of a run; not of the first, which loads its program."""
+        if tokens not in self._run:
+            self._run.add(tokens)
+            return
+        cost = self._measured[tokens]
+        self._measured[tokens] = ns if cost == 0 else cost + _LATEST * (ns - cost)
+        self._fill()
+
+    def forget(self, tokens: int) -> None:
+        """Makes runs of more tokens than these a little cheaper, so that one that was slow once is tried again."""
+        for count in range(tokens + 1, len(self._measured)):
+            self._measured[count] *= _FORGOTTEN
+        self._fill()
+
+    def _fill(self) -> None:
+        known = [count for count, ns in enumerate(self._measured) if ns]
+        if known[:1] == [1]:
+            counts, values = range(1, known[-1] + 1), [self._measured[count] for count in known]
+            self.ns[1 : len(counts) + 1] = np.interp(counts, known, values).tolist()
+
+
+#: Of bundles, which may have many sessions.
+_costs: "weakref.WeakKeyDictionary[OpenBundle, Costs]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def costs_of(bundle: "OpenBundle", most: int) -> Costs:
+    """The costs of an opened bundle, whose longest run has ``most`` tokens: one text is too short to measure them."""
+    with _lock:
+        return _costs.setdefault(bundle, Costs(most))
 
 
 class Worth:
@@ -30,25 +80,12 @@ class Worth:
     Nothing here changes a token.
     """
 
-    def __init__(self, most: int, *, states: bool = False) -> None:
-        """Args:
-        most: the number of tokens of the longest run.
-        states: whether there are states, so that what was right goes in again behind a wrong token.
-        """
+    def __init__(self, costs: Costs, *, states: bool = False) -> None:
+        """``states``: whether there are states, so that what was right goes in again behind a wrong token."""
         self._states = states
-        #: Nanoseconds of a run by its number of tokens; 0: it wasn't measured yet.
-        self.costs = [0.0] * (most + 1)
+        self.costs = costs
         #: The share of tried tokens that were right.
         self.right = 0.5
-        self._run: Set[int] = set()
-
-    def note_run(self, tokens: int, ns: float) -> None:
-        """Takes up the time of a run; not of the first, which loads its program."""
-        if tokens not in self._run:
-            self._run.add(tokens)
-            return
-        cost = self.costs[tokens]
-        self.costs[tokens] = ns if cost == 0 else cost + _LATEST * (ns - cost)
 
     def note_token(self, right: bool) -> None:
         """Takes up whether a token was the one that the text would have tried."""
@@ -59,11 +96,11 @@ class Worth:
 
         The run has ``again`` tokens of the text in front of these.
         """
-        if self.costs[1] == 0:
+        if self.costs.ns[1] == 0:
             return 0
         count = self.weigh(most, again)[0]
-        for more in range(count + 1, most + 1):
-            self.costs[again + more + 1] *= _FORGOTTEN
+        if count < most:
+            self.costs.forget(again + count + 1)
         return count
 
     def weigh(self, most: int, again: int = 0) -> Tuple[int, float, float]:
@@ -71,13 +108,14 @@ class Worth:
 
         0 nanoseconds: a run of one token wasn't measured yet.
         """
-        single, costs = self.costs[1], self.costs[again + 1 :]
+        ns = self.costs.ns
+        single, costs = ns[1], ns[again + 1 :]
         best = 0, costs[0] or single, 1.0
         made, chance, later = 1.0, 1.0, 0.0
         for more in range(1, most + 1 if single else 1):
             if self._states:
                 # Of the next run, where this token is the first wrong one.
-                longer = max(0.0, (self.costs[more + 1] or single) - single)
+                longer = max(0.0, (ns[more + 1] or single) - single)
                 later += chance * (1 - self.right) * longer
             chance *= self.right
             made += chance
@@ -197,12 +235,12 @@ class LookupStream(TokenStream):
         started = time.perf_counter_ns()
         if count == 0:
             logits = super()._advance()
-            worth.note_run(again + 1, time.perf_counter_ns() - started)
+            worth.costs.note(again + 1, time.perf_counter_ns() - started)
             return logits
         tokens = [token, *found[:count]]
         with self._session.lent(self) as text:
             rows = text.try_tokens(tokens)
-        worth.note_run(again + len(tokens), time.perf_counter_ns() - started)
+        worth.costs.note(again + len(tokens), time.perf_counter_ns() - started)
         self._tried, self._expected, self._rows = tokens[1:], tokens[1:], list(rows[1:])
         first: NDArray[np.float32] = rows[0].copy()
         return first

@@ -17,7 +17,7 @@ from .checkpoints import NO_CHECKPOINTS, CheckpointSettings
 from .constrained import ConstrainedStream
 from .constraint import CheckedConstraint
 from .generator import Generator
-from .lookup import LookupStream, Worth
+from .lookup import LookupStream, Worth, costs_of
 from .options import Options
 from .request import GenerationRequest, begin_text, make_generation_request
 from .sampling import Sampler
@@ -67,7 +67,7 @@ class Session(Unique, Generator):
     for the same source.
 
     Attributes:
-        worth: Whether runs for lookup pay; sessions of one model may share it.
+        worth: Whether runs for lookup pay; sessions of one model share its costs, and may share all of it.
         notes: Plain JSON values that were saved with it, such as the messages of a chat; None: none were.
     """
 
@@ -86,7 +86,8 @@ class Session(Unique, Generator):
         # A weak one, so that both go, and the caches, with the last who refers to them.
         self._turn: Optional[weakref.ReferenceType[TokenStream]] = None
         self.notes: Any = None
-        self.worth = Worth(spec.lookup, states=self._text.states is not None)
+        costs = costs_of(bundle, spec.lookup)
+        self.worth = Worth(costs, states=self._text.states is not None)
         #: Tokens that are never chosen, and those that aren't the first one; None where any may be.
         self.suppressed = (_indices(spec.suppress), _indices(spec.suppress_first))
         #: Whether a run can leave out logits that nobody reads.

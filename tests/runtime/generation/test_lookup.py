@@ -15,7 +15,7 @@ from edgecompile.runtime import InputError, Model, open_bundle
 from edgecompile.runtime.generation import golden
 from edgecompile.runtime.generation.cached_text import CachedText
 from edgecompile.runtime.generation.golden import replay_generations
-from edgecompile.runtime.generation.lookup import Draft, Worth
+from edgecompile.runtime.generation.lookup import Costs, Draft, Worth
 
 
 @pytest.fixture(scope="module")
@@ -189,19 +189,19 @@ def test_what_followed_the_same_tokens_is_found() -> None:
 
 
 def test_what_does_not_pay_is_left_out_and_tried_again_later() -> None:
-    worth = Worth(4)
+    worth = Worth(Costs(4))
     assert worth.choose(3) == 0  # a single step has to be measured first
     for tokens in (1, 2, 3, 4):
         for ns in (50.0, 1.0):  # the first run loads the program
-            worth.note_run(tokens, ns)
+            worth.costs.note(tokens, ns)
     for _ in range(50):
         worth.note_token(True)
     assert worth.choose(3) == 3
     for _ in range(50):
         worth.note_token(False)
-        worth.note_run(4, 9.0)
-        worth.note_run(3, 9.0)
-        worth.note_run(2, 1.5)
+        worth.costs.note(4, 9.0)
+        worth.costs.note(3, 9.0)
+        worth.costs.note(2, 1.5)
     assert worth.choose(3) == 0
     for _ in range(50):
         worth.note_token(True)
@@ -209,12 +209,39 @@ def test_what_does_not_pay_is_left_out_and_tried_again_later() -> None:
     assert next(n for n in range(1000) if worth.choose(3) == 3) > 10
 
 
+def test_costs_between_measured_ones_lie_on_a_line() -> None:
+    costs = Costs(8)
+    for tokens, ns in ((1, 10.0), (8, 24.0)):
+        assert costs.ns[tokens] == 0
+        costs.note(tokens, 99.0)  # loads the program
+        costs.note(tokens, ns)
+    assert costs.ns[1:] == [10.0 + 2 * further for further in range(8)]
+    for ns in (0.0, 12.0):
+        costs.note(3, ns)
+    assert costs.ns[1:5] == [10.0, 11.0, 12.0, pytest.approx(14.4)]
+    # Nothing longer than seven is known to be slow but eight.
+    costs.forget(7)
+    assert costs.ns[3] == 12.0 and costs.ns[8] < 24.0
+
+
+def test_what_one_text_measured_all_of_the_bundle_know(lookup: Model, lookup_bundle: Path) -> None:
+    prompt = [5, 6, 7, 8, 9, 10] * 3
+    lookup.generate(prompt, max_new_tokens=12, do_sample=False, eos=(), lookup=True)
+    first, second = lookup.session().worth, lookup.session().worth
+    assert first.costs is second.costs and first.costs.ns[1] > 0
+    # Texts differ in what is right.
+    first.note_token(False)
+    assert first.right < second.right == 0.5
+    with open_bundle(lookup_bundle, threads=1) as other:
+        assert other.session().worth.costs.ns[1] == 0
+
+
 def measured(costs: list[float], *, right: float, states: bool = False) -> Worth:
     """One that has seen each number of tokens take ``costs``, and tried tokens be right that often."""
-    worth = Worth(len(costs), states=states)
+    worth = Worth(Costs(len(costs)), states=states)
     for tokens, ns in enumerate(costs, 1):
         for cost in (0.0, ns):
-            worth.note_run(tokens, cost)
+            worth.costs.note(tokens, cost)
     worth.right = right
     return worth
 

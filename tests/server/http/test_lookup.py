@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.generation.cached_text import CachedText
-from edgecompile.runtime.generation.lookup import Draft, Worth
+from edgecompile.runtime.generation.lookup import Costs, Draft, Worth
 from edgecompile.server.http.app import App
 from tests.server.conftest import speak
 from tests.server.http.asgi import call, run, serving
@@ -69,19 +69,19 @@ def test_texts_are_those_without(
 def test_what_does_not_pay_ends_for_all_texts(
     bundle: Path, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_run = Worth.note_run
+    note = Costs.note
 
-    def slow(worth: Worth, tokens: int, ns: float) -> None:
-        note_run(worth, tokens, 1.0 if tokens == 1 else 1e9)
+    def slow(costs: Costs, tokens: int, ns: float) -> None:
+        note(costs, tokens, 1.0 if tokens == 1 else 1e9)
 
-    monkeypatch.setattr(Worth, "note_run", slow)
+    monkeypatch.setattr(Costs, "note", slow)
 
     async def work() -> None:
         async with serving(bundle, token_ids=True, lookup=True) as app:
-            for seed in range(8):  # each number of tokens is tried until it was measured
+            for seed in range(8):  # the longest is tried until it was measured
                 before = len(tried)
                 await ask(app, seed)
-            assert before == len(tried) and {2, 8} <= set(tried)
+            assert before == len(tried) and 8 in tried
 
     run(work())
 
