@@ -77,6 +77,8 @@ class Case:
         margins: the difference, by output, that is allowed beyond the tolerance
             (:func:`edgecompile.bundle.margins.allow_rounding`).
         limits: the difference, by output, that the build allows; at most the tolerance and the margin.
+        cosines: the least cosine, by output, that the build allows
+            (:func:`edgecompile.bundle.margins.allow_motion`).
         ties: the other possible outputs, where places of nearly equal values were chosen.
         apart: the least difference of nearly equal values that leave the outputs open beyond ``ties``, as a share of
             their scale; inf: there are none.
@@ -92,6 +94,7 @@ class Case:
     skipped: bool = False
     margins: Mapping[str, float] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
+    cosines: Mapping[str, float] = field(default_factory=dict)
     ties: Ties | None = None
     apart: float = math.inf
     redrawn: bool = False

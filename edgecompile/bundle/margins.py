@@ -1,9 +1,10 @@
-"""The difference from eager that a program may have beyond the tolerance: a multiple of eager's own error."""
+"""The difference from eager that a program may have beyond the tolerance: a multiple of eager's own error or motion."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,16 @@ import numpy as np
 from edgecompile.bundle.cases import GOLDEN_CASES, ROWS, Case
 from edgecompile.models.rounding import margin
 from edgecompile.precision import TOLERANCES
+from edgecompile.runtime.format.compare import Agreement
+
+#: How many times a reference's own motion a program may be off, and at what angle. A program moves once as far, and
+#: each case is one sample of the motion.
+_MOTIONS = 2.0
+#: Most that such a margin may be, of the output's scale. A matmul without one of its blocks changes outputs by more
+#: than the tolerance and this together.
+WIDEST_MOTION = 0.2
+#: Radians that a program's output may always be away: three percent of its length.
+_LEAST_ANGLE = 0.03
 
 #: Of fp32's tolerance. A lesser margin is left out.
 _LEAST = 0.25
@@ -53,6 +64,41 @@ def allow_rounding(cases: Sequence[Case]) -> list[Case]:
         }
 
     return [replace(case, margins=margins(case)) for case in cases]
+
+
+def allow_motion(cases: Sequence[Case], motions: Sequence[Mapping[str, Agreement]]) -> list[Case]:
+    """The cases with margins and cosines that the reference's own motion gives them.
+
+    A number that is rounded to an integer goes to the other neighbour after a difference of float32's size, and deep
+    models amplify that. Whether it happens in one case is chance. So the largest motion of all cases, as a share of
+    the scale, counts for each of them.
+
+    Args:
+        cases: cases, of one model.
+        motions: the comparison of the moved reference with the reference, by output, for each case.
+    """
+    shares: dict[str, float] = {}
+    angles: dict[str, float] = {}
+    for motion in motions:
+        for name, item in motion.items():
+            share = item.max_abs_error / item.scale if item.scale else 0.0
+            shares[name] = max(share, shares.get(name, 0.0))
+            angle = math.acos(max(-1.0, item.cosine)) if item.cosine is not None else 0.0
+            angles[name] = max(angle, angles.get(name, 0.0))
+    wide = {name: min(_MOTIONS * share, WIDEST_MOTION) for name, share in shares.items()}
+    cosines = {
+        name: math.cos(min(math.pi, max(_MOTIONS * angle, _LEAST_ANGLE)))
+        for name, angle in angles.items()
+    }
+
+    def margins(case: Case) -> dict[str, float]:
+        found = {name: share * scale(case, name) for name, share in wide.items() if share}
+        return {
+            **case.margins,
+            **{name: max(value, case.margins.get(name, 0.0)) for name, value in found.items()},
+        }
+
+    return [replace(case, margins=margins(case), cosines=cosines) for case in cases]
 
 
 def widest_share(cases: Sequence[Case], name: str) -> float:

@@ -181,6 +181,11 @@ def _result(
         if worst["max_abs_error"] > worst["limit"] and not error:
             far = True
             error = "differs by {max_abs_error:.3g}, at most {limit:.3g} is allowed".format(**worst)
+    for name, least in (case.cosines if case is not None else {}).items():
+        own = (entry["outputs"] or {}).get(name, {}).get("cosine")
+        if own is not None and own < least and not error:
+            far = True
+            error = f"{name} has a cosine of {own:.6f}, at least {least:.6f} is allowed"
     if error and case is not None and case.open:
         error += f"; eager has several answers here, {OPEN}"
     return CaseResult(

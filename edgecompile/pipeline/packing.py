@@ -166,10 +166,14 @@ def pack_bundle(
     with reference.running(), ExitStack() as rounding:
         step.update(text="running eager")
         cases, always = _cases(contents, manifest.tolerance, seed)
-        if reference.needs_activations([case for case in cases if case.name in always]):
+        if reference.needs_activations(cases):
             reference = replace(reference, activations=True)
             rounding.enter_context(reference.rounding_activations())
             cases, always = _cases(contents, manifest.tolerance, seed)
+            count = len(cases)
+            cases = reference.allow_motion(
+                cases, seed, lambda done: step.update(done, count, "moving the rounded model")
+            )
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs, c.margins, c.ties)
             for c in cases

@@ -67,12 +67,22 @@ class Quality:
         A text that the model wrote itself is one of its likeliest, so that any other model finds it less likely:
         of those the divergence alone counts.
         """
-        if not self.mean_kl <= max_mean_kl(bound):
-            return False
+        return self.mean_kl <= max_mean_kl(bound) and self._log <= math.log(bound)
+
+    @property
+    def _log(self) -> float:
+        """The logarithm of the ratio, as far as the texts tell it; -inf where they say nothing of it."""
         if not self.real:
-            return True
+            return -math.inf
         log = math.log(self.perplexity_ratio) if 0 < self.perplexity_ratio < math.inf else math.inf
-        return log - _ERRORS * self.ratio_error <= math.log(bound)
+        return log - _ERRORS * self.ratio_error
+
+    @property
+    def least_bound(self) -> float:
+        """The least bound on the ratio, in thousandths, that allows the ratio and the mean divergence; may be inf."""
+        log = max(self._log, self.mean_kl / _DIVERGENCES)
+        known = math.isfinite(self.mean_kl) and log < 10
+        return math.floor(1000 * math.exp(log) + 1) / 1000 if known else math.inf
 
     def describe(self, precision: str) -> str:
         """The figures, in a sentence."""
@@ -224,9 +234,14 @@ def check_quality(quality: Quality, precision: str, bound: float) -> Quality:
     if quality.within(bound):
         return replace(quality, bound=bound)
     cure = "" if quality.real else "; or give `texts`, which weights are rounded for and judged by"
+    least = quality.least_bound
+    wider = (
+        f"`max_perplexity_ratio={least:g}` allows both figures"
+        if least < math.inf
+        else "no `max_perplexity_ratio` allows them"
+    )
     raise VerificationError(
         f"{precision} changes what the model says by more than is allowed: {quality.describe(precision)}; "
         f"allowed are a perplexity × {bound:g} and a mean KL of {max_mean_kl(bound):.2g}",
-        hint='`precision="auto"` keeps the layers wider that cost most; or give a larger '
-        f"`max_perplexity_ratio`{cure}",
+        hint=f'`precision="auto"` keeps the layers wider that cost most; {wider}{cure}',
     )

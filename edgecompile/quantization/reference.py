@@ -135,6 +135,18 @@ def rounds_activations(variants: Iterable[VariantSpec], precision: str) -> bool:
     )
 
 
+def rounding_products(variants: Sequence[VariantSpec]) -> tuple[str, ...]:
+    """The precisions whose products round activations coarsely on every variant.
+
+    On x86-64 without VNNI these are int4's alone: the head of such a model, in int8, rounds to 15 bits there.
+    """
+    return tuple(
+        name
+        for name in ROUNDED_PRODUCTS
+        if all(rounds_activations([variant], name) for variant in variants)
+    )
+
+
 def adds_pairs(variant: VariantSpec) -> bool:
     """Whether a variant's int8 products are faster in pairs: on x86-64 without an instruction for four pairs."""
     return variant.arch == "x86-64" and not _FOUR_PAIRS & set(variant.requires)

@@ -6,30 +6,33 @@ How far the rounded model lies from the original is the precision's error, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.bundle.cases import Case
-from edgecompile.bundle.margins import scale
+from edgecompile.bundle.margins import allow_motion, scale
 from edgecompile.bundle.reference import run_eager
 from edgecompile.models.language_texts import LanguageTexts, language_texts
 from edgecompile.models.loaded import LoadedModel
-from edgecompile.precision import FP32, INT4, ROUNDED_PRODUCTS, TOLERANCES
+from edgecompile.precision import FP32, INT4, TOLERANCES
 from edgecompile.progress import NULL_STEP, StepHandle
 from edgecompile.quantization.judged import JudgedModel, is_judged
 from edgecompile.quantization.quality import MAX_PERPLEXITY_RATIOS, Quality, check_quality
 from edgecompile.quantization.reference import (
     activations_share,
     own_limit,
-    rounds_activations,
+    rounding_products,
 )
-from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.compare import Agreement, compare_arrays
 from edgecompile.runtime.format.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
-_ACTIVATIONS_NOTE = "rounding activations alone changes outputs by over half the tolerance, so the reference rounds them, too"
+_ACTIVATIONS_NOTE = (
+    "rounding activations alone changes outputs by over half the tolerance, so the reference rounds them, too; its own "
+    "motion under differences of float32's size is allowed twice"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class ReferenceModel:
     judged: JudgedModel | None = None
     quality: Quality | None = None
     activations: bool = False
+    _effects: dict[tuple[int, str], dict[str, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def rounded(self) -> bool:
@@ -83,13 +89,10 @@ class ReferenceModel:
             cases: Cases of the rounded model, within :meth:`running`.
         """
         name = self.compiled.precision.name
-        variants = self.compiled.variants
-        if self.judged is None or name not in ROUNDED_PRODUCTS:
-            return False
-        if not all(rounds_activations([variant], name) for variant in variants):
+        if self.judged is None or name not in self._rounding:
             return False
         for case in cases:
-            errors = self._differences(case, self.rounding_activations())
+            errors = self._effect_of_activations(case)
             if any(
                 2 * e > TOLERANCES[name].limit(scale(case, output)) for output, e in errors.items()
             ):
@@ -99,7 +102,30 @@ class ReferenceModel:
     def rounding_activations(self) -> AbstractContextManager[None]:
         """The model rounds activations, too, for as long as the context lasts."""
         assert self.judged is not None
-        return self.judged.rounding_activations(self.compiled.precision)
+        return self.judged.rounding_activations(self.compiled.precision, self._rounding)
+
+    @property
+    def _rounding(self) -> tuple[str, ...]:
+        return rounding_products(self.compiled.variants)
+
+    def allow_motion(
+        self, cases: Sequence[Case], seed: int, tell: Callable[[int], None] = lambda done: None
+    ) -> list[Case]:
+        """The cases with margins for differences of float32's size that the rounding of activations amplifies.
+
+        Args:
+            cases: the cases of eager that rounds activations, within :meth:`rounding_activations`.
+            seed: the seed of the differences.
+            tell: a function that gets the number of cases that are done.
+        """
+        assert self.judged is not None
+        motions: list[dict[str, Agreement]] = []
+        for case in cases:
+            seeded = seed + len(motions)
+            moving = self.judged.moving_inputs(self.compiled.precision, self._rounding, seeded)
+            motions.append(self._compare(case, moving))
+            tell(len(motions))
+        return allow_motion(cases, motions)
 
     def limit(
         self, cases: Sequence[Case], tell: Callable[[int], None] = lambda done: None
@@ -109,14 +135,14 @@ class ReferenceModel:
         These are a tenth of the precision's tolerance; where kernels round activations, too, some times the
         effect of the weights' rounding on the case beside, but no more than the tolerance. Weights of int4 are
         rounded far more coarsely than its activations. There the effect of those counts. A reference that rounds
-        activations itself leaves the tolerance.
+        activations itself leaves the tolerance and the margins of its motion.
         """
         if self.activations:
             return list(cases)
         share = activations_share(self.compiled.variants, self.compiled.precision)
         made = []
         for case in cases:
-            errors = self._differences(case, self._beside() if share else None)
+            errors = self._own_errors(case) if share else dict.fromkeys(_floats(case), 0.0)
             limits = {
                 name: own_limit(case, name, self.compiled.precision.name, error, share)
                 + case.margins.get(name, 0.0)
@@ -126,26 +152,36 @@ class ReferenceModel:
             tell(len(made))
         return made
 
-    def _differences(
-        self, case: Case, beside: AbstractContextManager[None] | None
-    ) -> dict[str, float]:
-        """The largest difference of each output of floats from that of eager in a context; 0 without one."""
-        names = [name for name, value in case.outputs.items() if value.dtype.kind == "f"]
-        if beside is None:
-            return dict.fromkeys(names, 0.0)
+    def _own_errors(self, case: Case) -> dict[str, float]:
+        """The difference, by output, that counts for a bundle's limit: of int4 the activations', else the weights'."""
+        assert self.judged is not None
+        if self.compiled.precision.name == INT4:
+            return self._effect_of_activations(case)
+        return _largest(self._compare(case, self.judged.narrowed(FP32)))
+
+    def _effect_of_activations(self, case: Case) -> dict[str, float]:
+        """The difference, by output, that rounding activations makes to a case of eager that doesn't; kept."""
+        key = case.bucket, case.name
+        if key not in self._effects:
+            self._effects[key] = _largest(self._compare(case, self.rounding_activations()))
+        return self._effects[key]
+
+    def _compare(self, case: Case, beside: AbstractContextManager[None]) -> dict[str, Agreement]:
+        """Each output of floats of eager in a context, compared with the case's."""
         with beside:
             outputs = run_eager(self.model, case.inputs)
         return {
-            name: compare_arrays(case.outputs[name], outputs[name], _ANY).max_abs_error
-            for name in names
+            name: compare_arrays(outputs[name], case.outputs[name], _ANY) for name in _floats(case)
         }
 
-    def _beside(self) -> AbstractContextManager[None]:
-        """The model is the one whose difference from the reference counts."""
-        assert self.judged is not None
-        if self.compiled.precision.name == INT4:
-            return self.rounding_activations()
-        return self.judged.narrowed(FP32)
+
+def _largest(comparison: Mapping[str, Agreement]) -> dict[str, float]:
+    return {name: item.max_abs_error for name, item in comparison.items()}
+
+
+def _floats(case: Case) -> list[str]:
+    """The outputs of floats."""
+    return [name for name, value in case.outputs.items() if value.dtype.kind == "f"]
 
 
 def find_reference_model(

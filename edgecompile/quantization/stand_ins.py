@@ -100,15 +100,43 @@ class StandIns:
     @contextmanager
     def rounding_inputs(self, attrs: Sequence[str]) -> Iterator[None]:
         """The modules of some products round the rows that they get, for as long as the context lasts."""
+        with self._hooking_inputs(attrs, lambda x: ops.round_activations(x).to(x.dtype)):
+            yield
+
+    @contextmanager
+    def moving_inputs(self, attrs: Sequence[str], size: float, seed: int) -> Iterator[None]:
+        """The modules of some products get rows with noise, before they round them, for as long as the context lasts.
+
+        Args:
+            attrs: the packed attributes of the products.
+            size: the standard deviation of the noise, of a row's root mean square.
+            seed: the seed of the noise.
+        """
+        random = torch.Generator().manual_seed(seed)
+
+        def move(x: Tensor) -> Tensor:
+            noise = torch.randn(x.shape, generator=random).to(x.dtype)
+            return x + size * noise * x.square().mean(-1, keepdim=True).sqrt()
+
+        with self._hooking_inputs(attrs, move, first=True):
+            yield
+
+    @contextmanager
+    def _hooking_inputs(
+        self, attrs: Sequence[str], change: Callable[[Tensor], Tensor], first: bool = False
+    ) -> Iterator[None]:
+        """The modules of some products get changed rows, ``first``: before other changes."""
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             x, *rest = args if args else (None,)
             if isinstance(x, Tensor) and x.is_floating_point():
-                x = ops.round_activations(x).to(x.dtype)
+                x = change(x)
             return (x, *rest) if args else args
 
         owners = {id(owner): owner for attr in attrs for owner in self._owners_of(attr)}
-        handles = [owner.register_forward_pre_hook(hook) for owner in owners.values()]
+        handles = [
+            owner.register_forward_pre_hook(hook, prepend=first) for owner in owners.values()
+        ]
         try:
             yield
         finally:

@@ -66,7 +66,12 @@ INT8 = Precision("int8")
 
 
 def save_llama(
-    folder: Path, *, tied: bool = False, spread: float = 0.2, outliers: bool = True
+    folder: Path,
+    *,
+    tied: bool = False,
+    spread: float = 0.2,
+    outliers: bool = True,
+    layers: int = 2,
 ) -> None:
     """A small random Llama, with two channels of outliers unless tied or told otherwise, and a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -76,7 +81,7 @@ def save_llama(
         vocab_size=64,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
@@ -210,7 +215,12 @@ def test_the_gate_tells_noise_from_loss() -> None:
     ):
         with pytest.raises(VerificationError, match=r"perplexity × .*, mean KL") as caught:
             check_quality(beyond, "int8", 1.002)
-        assert "`max_perplexity_ratio`" in str(caught.value.hint)
+        least = beyond.least_bound
+        if math.isfinite(least):
+            assert f"`max_perplexity_ratio={least:g}` allows both" in str(caught.value.hint)
+            assert check_quality(beyond, "int8", least).bound == least < 1.01
+        else:
+            assert "no `max_perplexity_ratio` allows" in str(caught.value.hint)
     # So few tokens don't tell 1.003 from 1.002.
     assert quality_of(perplexity_ratio=1.003, ratio_error=1e-3).within(1.002)
     # A greedy text is likelier to its author than to anybody else.
