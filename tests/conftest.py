@@ -30,6 +30,7 @@ LONG = frozenset(
         *("test_speech.py", "test_voice.py", "test_lookup_bundles.py", "test_triton_build.py"),
         *("test_quality.py", "test_mixture.py", "test_reproducible.py", "test_emulated.py"),
         *("test_baselines.py", "test_generation_build.py", "test_pipeline.py", "test_detectors.py"),
+        *("test_build_families.py", "test_earlier_formats.py"),
     }
 )
 

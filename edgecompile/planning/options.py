@@ -86,6 +86,11 @@ class PlanOptions:
                 hint="leave one of them out",
             )
 
+    @property
+    def noise_decides(self) -> bool:
+        """Whether the price of a bucket follows the spread of the measured times."""
+        return self.price_per_bucket is None and self.runs is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:

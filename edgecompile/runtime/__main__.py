@@ -316,8 +316,9 @@ def _bench(options: argparse.Namespace) -> int:
         raise InputError("--lengths and {} don't go together".format(flags[0]), hint)
     if options.calibrate is not None:
         return _calibrate(options)
-    if options.error:
-        raise InputError("--error goes with --calibrate")
+    for name in ("error", "most_error"):
+        if getattr(options, name):
+            raise InputError("--{} goes with --calibrate".format(name.replace("_", "-")))
     if options.serving is not None:
         return _measure_serving(options)
     if options.profile:
@@ -355,6 +356,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         options.calibrate,
         cold_runs=options.cold_runs,
         error=options.error,
+        most_error=options.most_error,
         **_how(options),
     )
     _show(options, report, format_calibration(report))

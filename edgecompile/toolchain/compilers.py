@@ -189,6 +189,7 @@ def compile_object(
     include_dirs: Sequence[Path] = (),
     headers_id: str = "",
     precompiled: str = "",
+    precompiled_id: str | None = None,
 ) -> BuiltObject:
     """Compiles one translation unit, or takes it from the cache.
 
@@ -199,10 +200,11 @@ def compile_object(
         flags: compiler flags; part of the key.
         include_dirs: header directories; their paths aren't part of the key, so that the same
             project in another folder hits the same entry. ``headers_id`` stands for them.
-        headers_id: the id of the content of the include directories.
+        headers_id: the id of the content of the headers that the source may include from there.
         precompiled: the #include lines that the source begins with, or of C++'s own headers that may stand
             before it, to be taken from a precompiled header where those are asked for; see
             :mod:`edgecompile.toolchain.precompiled`. The object is the same either way.
+        precompiled_id: the id of the headers that these lines include; None: ``headers_id``.
 
     Raises:
         CompileError, ToolchainError, DiskFullError.
@@ -233,9 +235,8 @@ def compile_object(
             # No folder's name may reach the object (through __FILE__, say), or builds would differ.
             includes += [f"-ffile-prefix-map={d}=include" for d in folders]
             if precompiled and headers_wanted():
-                header = precompile(
-                    cache_directory(), [*command, *includes], precompiled, headers_id
-                )
+                known = headers_id if precompiled_id is None else precompiled_id
+                header = precompile(cache_directory(), [*command, *includes], precompiled, known)
                 includes += ["-include", str(header)]
             remap = [f"-ffile-prefix-map={scratch}=."]
             output = scratch / "out.o"

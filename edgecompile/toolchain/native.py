@@ -22,7 +22,9 @@ from edgecompile.toolchain.compilers import (
     dynamic_symbols,
     find_toolchain,
     link_shared,
+    old_libc,
 )
+from edgecompile.toolchain.includes import Includes
 from edgecompile.toolchain.prebuilt import take_prebuilt
 
 #: The lowest instruction set of each architecture: what the probe and cold code are built for.
@@ -260,7 +262,8 @@ def _compile(toolchain: Toolchain, part: Part) -> list[BuiltObject]:
     root = native_sources()
     sources, flags, folders = part.sources, part.flags, part.folders
     headers = _HEADERS if len(sources) >= _MANY else ""
-    known_headers = " ".join([native_headers_id(), *map(headers_id, folders)])
+    include_dirs = (*folders, root, root / "probe")  # the probe names a header from its own folder
+    includes, libc = Includes(include_dirs), headers_id(old_libc())
 
     def build(source: Path) -> BuiltObject:
         name = source.relative_to(root).as_posix() if root in source.parents else ""
@@ -268,15 +271,16 @@ def _compile(toolchain: Toolchain, part: Part) -> list[BuiltObject]:
             *(("-O2",) if name in SMALL_SOURCES else ()),
             *(("-ffp-contract=off",) if name in EXACT_SOURCES else ()),
         )
+        text = source.read_bytes()
         return compile_object(
             toolchain,
-            source.read_bytes(),
+            text,
             name=source.name,
             flags=(*flags, *own),
-            # The probe names a header from its own folder.
-            include_dirs=(*folders, root, root / "probe"),
-            headers_id=known_headers,
+            include_dirs=include_dirs,
+            headers_id=f"{libc} {includes.identify(text)}",
             precompiled="" if own else headers,
+            precompiled_id=f"{libc} {includes.identify(headers.encode())}",
         )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:

@@ -70,7 +70,7 @@ def fail(work: Path) -> list[str]:
     (bundle / "manifest.json").write_text("{}")
     cluster = remote.Cluster(ray)
     try:
-        remote.calibrate_there(cluster, bundle, TARGET, None, 1.0)
+        remote.calibrate_there(cluster, bundle, TARGET, None, 1.0, True)
     except EdgecompileError as error:
         return [type(error).__name__, str(error)]
     return []

@@ -46,13 +46,15 @@ from edgecompile.toolchain.compilers import (
     compile_object,
     find_toolchain,
     link_shared,
+    old_libc,
     rename_symbols,
     undefined_symbols,
 )
+from edgecompile.toolchain.includes import Includes
 from edgecompile.toolchain.native import (
     BASELINE_MARCH,
     NativeRuntime,
-    native_headers_id,
+    headers_id,
     native_sources,
 )
 
@@ -283,6 +285,20 @@ def torch_include_dirs() -> tuple[Path, ...]:
     return (root, root / "torch" / "csrc" / "api" / "include")
 
 
+def generated_headers_id(source: bytes, before: Sequence[Path] = ()) -> str:
+    """Identifies the headers that generated code includes: torch's, and ours.
+
+    torch's headers include others by names for which there are headers of ours. Those count in any case.
+
+    Args:
+        source: the code.
+        before: folders of ours that come before torch's, beside that of the C library.
+    """
+    ours = [headers_id(folder) for folder in (old_libc(), *before)]
+    ours.append(Includes((native_sources(),)).identify(source))
+    return f"torch {torch.__version__}, native {' '.join(ours)}"
+
+
 def _compile_objects(
     toolchain: Toolchain, generated: GeneratedCpp, variant: VariantSpec, support: bytes
 ) -> list[BuiltObject]:
@@ -290,7 +306,6 @@ def _compile_objects(
     own = native_sources() / "generated" / variant.arch
     first = (own,) if own.is_dir() else ()
     include_dirs = (*first, *torch_include_dirs(), native_sources())
-    headers_id = f"torch {torch.__version__}, native {native_headers_id()}"
     wrapper_flags = (
         *_WRAPPER_FLAGS,
         *_DEFINES,
@@ -319,14 +334,16 @@ def _compile_objects(
 
     def build(unit: tuple[str, bytes, tuple[str, ...]]) -> BuiltObject:
         name, source, flags = unit
+        includes = _INCLUDES.get(name, "")
         return compile_object(
             toolchain,
             source,
             name=name,
             flags=flags,
             include_dirs=include_dirs,
-            headers_id=headers_id,
-            precompiled=_INCLUDES.get(name, ""),
+            headers_id=generated_headers_id(source, first),
+            precompiled=includes,
+            precompiled_id=generated_headers_id(includes.encode(), first),
         )
 
     with ThreadPoolExecutor(max_workers=2) as pool:

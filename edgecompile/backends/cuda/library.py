@@ -10,9 +10,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from edgecompile.backends.cpu.backend import called_symbols, link_renamed, torch_include_dirs
+from edgecompile.backends.cpu.backend import (
+    called_symbols,
+    generated_headers_id,
+    link_renamed,
+    torch_include_dirs,
+)
 from edgecompile.backends.cuda.cubins import Assembled
 from edgecompile.backends.inductor.missing_kernels import missing_kernels_error
 from edgecompile.backends.inductor.source import split_interface
@@ -20,7 +23,6 @@ from edgecompile.toolchain.compilers import BuiltObject, Toolchain, compile_obje
 from edgecompile.toolchain.native import (
     BASELINE_MARCH,
     NativeRuntime,
-    headers_id,
     native_headers_id,
     native_sources,
 )
@@ -79,19 +81,23 @@ def build_library(
     """
     march = f"-march={BASELINE_MARCH[toolchain.arch]}"
     interface, model = split_interface(wrapper)
-    includes = [x for x in interface.splitlines() if x.startswith("#include <torch/csrc/")]
+    named = [x for x in interface.splitlines() if x.startswith("#include <torch/csrc/")]
+    includes, before = "".join(f"{line}\n" for line in (_SLIM_INCLUDE, *named)), (cuda_headers(),)
     wrapped = [
         compile_object(
             toolchain,
-            (_SLIM + source).encode(),
+            source,
             name=name,
             flags=(*_FLAGS, march),
-            include_dirs=(cuda_headers(), *torch_include_dirs(), native_sources()),
-            headers_id=f"torch {torch.__version__}, native {native_headers_id()}, "
-            f"cuda {headers_id(cuda_headers())}",
-            precompiled="".join(f"{line}\n" for line in (_SLIM_INCLUDE, *includes)),
+            include_dirs=(*before, *torch_include_dirs(), native_sources()),
+            headers_id=generated_headers_id(source, before),
+            precompiled=includes,
+            precompiled_id=generated_headers_id(includes.encode(), before),
         )
-        for name, source in (("interface.cpp", interface), ("wrapper.cpp", model))
+        for name, source in (
+            ("interface.cpp", (_SLIM + interface).encode()),
+            ("wrapper.cpp", (_SLIM + model).encode()),
+        )
     ]
     support = compile_object(
         toolchain,

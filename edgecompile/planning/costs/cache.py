@@ -37,7 +37,8 @@ def cost_key(
 
     Args:
         subject: the model, whose exports' keys cover its files and this installation; the target,
-            whose other variants count for size and build time; the runtime and the threads.
+            whose other variants count for size and build time; the runtime and the threads; whether noise decides,
+            which takes fewer runs.
         spec: the programs and the sizes to run them at.
         variant: the one that runs.
         precision: the precision of the weights.
@@ -54,6 +55,7 @@ def cost_key(
         "precision": precision.to_json(),
         "backend": request.backend_for(profile),
         "threads": [request.threads, usable_cpus()],
+        "noise_decides": request.noise_decides,
         # For the backend torch; the other asks for none.
         "variables": {
             k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "KMP_"))

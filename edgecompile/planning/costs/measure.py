@@ -24,6 +24,8 @@ from edgecompile.planning.costs.calibration_files import parse_calibration, read
 #: Standard error of a median, as a share of it, that needs no more rounds: half of the least price of a
 #: bucket.
 _ERROR = 0.005
+#: The same where the runs spread and the price follows them: half of the highest price.
+_MOST_ERROR = 0.025
 
 
 def run_calibration(bundle: Path, **options: Any) -> Calibration:
@@ -42,6 +44,7 @@ def calibrate(
     threads: int | None = None,
     variant: str | None = None,
     seconds: float = 15.0,
+    noise_decides: bool = False,
     python: str = sys.executable,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -52,6 +55,8 @@ def calibrate(
         threads: the threads of one run; None: all that the process may use.
         variant: None: the best one for this machine.
         seconds: the longest time for measuring, approximately.
+        noise_decides: whether the price of a bucket follows the spread of these runs. They are repeated until they
+            tell savings of half that price then.
         python: the interpreter to run it with.
         tell: a function that gets what the runtime says meanwhile, a line at a time.
 
@@ -60,6 +65,8 @@ def calibrate(
     """
     # Of a cold start only the time to load a program counts, which is small beside that to build it.
     options = ["--seconds", str(seconds), "--cold-runs", "1", "--error", str(_ERROR)]
+    if noise_decides:
+        options += ["--most-error", str(_MOST_ERROR)]
     return _bench(bundle, "--calibrate", options, threads, variant, python, tell)
 
 

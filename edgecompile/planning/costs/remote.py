@@ -23,6 +23,7 @@ class _SentBundle:
     files: Mapping[str, Any]
     threads: int | None
     seconds: float
+    noise_decides: bool
 
 
 def target_resource(target: str) -> str:
@@ -34,7 +35,12 @@ def target_resource(target: str) -> str:
 
 
 def calibrate_there(
-    cluster: Cluster, bundle: Path, target: str, threads: int | None, seconds: float
+    cluster: Cluster,
+    bundle: Path,
+    target: str,
+    threads: int | None,
+    seconds: float,
+    noise_decides: bool,
 ) -> dict[str, Any]:
     """As :func:`edgecompile.planning.costs.measure.calibrate`, on a machine that is the target.
 
@@ -44,7 +50,7 @@ def calibrate_there(
     """
     paths = [path for path in sorted(bundle.rglob("*")) if path.is_file()]
     files = {str(path.relative_to(bundle)): cluster.share(path.read_bytes()) for path in paths}
-    asked = [_SentBundle(files, threads, seconds)]
+    asked = [_SentBundle(files, threads, seconds, noise_decides)]
     (document,) = cluster.map(_calibrate, asked, resource=target_resource(target))
     if isinstance(document, EdgecompileError):
         raise document
@@ -60,6 +66,11 @@ def _calibrate(sent: _SentBundle) -> dict[str, Any] | EdgecompileError:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(fetch(content))
         try:
-            return calibrate(bundle, threads=sent.threads, seconds=sent.seconds)
+            return calibrate(
+                bundle,
+                threads=sent.threads,
+                seconds=sent.seconds,
+                noise_decides=sent.noise_decides,
+            )
         except EdgecompileError as error:
             return error

@@ -159,8 +159,14 @@ def _measured_there(subject: Subject, precision: Precision, step: StepHandle) ->
         try:
             built = make_calibration_bundle(subject, precision, scratch, step=step)
             step.update(None, None, "measuring on a machine of the Ray cluster")
+            request = subject.request
             document = calibrate_there(
-                cluster, built.path, name, subject.request.threads, _seconds(built.spec)
+                cluster,
+                built.path,
+                name,
+                request.threads,
+                _seconds(built.spec),
+                request.noise_decides,
             )
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -198,8 +204,14 @@ def _measure(
         )
         seconds = _seconds(spec)
         show(f"0 of {seconds:g} s")
-        threads = subject.request.threads
-        return calibrate(built.path, threads=threads, seconds=seconds, tell=show), built.cost
+        document = calibrate(
+            built.path,
+            threads=subject.request.threads,
+            seconds=seconds,
+            noise_decides=subject.request.noise_decides,
+            tell=show,
+        )
+        return document, built.cost
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -33,6 +33,13 @@ def add_bench_options(command: argparse.ArgumentParser) -> None:
         "(default: take all of --seconds)",
     )
     add(
+        "--most-error",
+        metavar="SHARE",
+        type=float,
+        help="with --error, allow a sixteenth of the distance of the quartiles where that is more, but at most this "
+        "share of the median (default: that of --error)",
+    )
+    add(
         "--serving",
         metavar="FILE",
         help="time batches on parts of the CPUs instead, and write their costs for a server; of a language "

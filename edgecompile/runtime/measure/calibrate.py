@@ -39,6 +39,7 @@ def calibrate_bundle(
     cold_runs: int = 5,
     seed: int = 0,
     error: float = 0.0,
+    most_error: Optional[float] = None,
     say: Callable[[str], None] = lambda text: None,
     **how: Any,
 ) -> Dict[str, Any]:
@@ -55,6 +56,7 @@ def calibrate_bundle(
             both are None.
         seed: the seed of the order of the runs and of the inputs' values.
         error: the share of each median that its standard error may be, to stop earlier; 0: never.
+        most_error: the same where the runs spread: a sixteenth of their quartiles' distance, at most this. None: ``error``.
         say: a function that gets a line of text for every step.
         how: threads, variant and verify of ``open_bundle``.
 
@@ -66,7 +68,7 @@ def calibrate_bundle(
             for a ``plan.calibrate`` that doesn't fit its buckets.
         InputError: ``file`` can't be written, or a number is out of its range.
     """
-    check_budget(seconds, cold_runs, error)
+    check_budget(seconds, cold_runs, error, most_error)
     target = check_output(file, "the calibration file", path)
     with open_bundle(path, **how) as model:
         manifest, info = model.manifest, model.info
@@ -85,6 +87,7 @@ def calibrate_bundle(
             least=LEAST_ROUNDS,
             seed=seed,
             error=error,
+            most_error=error if most_error is None else most_error,
             progress=_reporter(say, seconds),
         )
     start: Dict[str, Optional[float]] = {"open_ms": None, "load_ms": None}

@@ -3,16 +3,21 @@
 import math
 import random
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..base.errors import InputError
 from ..stats.counters import median_ms, percentile
 
 MAX_SECONDS = 1e6
 MAX_COLD_RUNS = 1000
+#: The standard error of a median that is small enough where runs spread, as a share of the distance of their
+#: quartiles. The least saving that a plan tells from noise is an eighth of that distance.
+SPREAD_SHARE = 1 / 16
 
 
-def check_budget(seconds: float, cold_runs: int, error: float = 0.0) -> None:
+def check_budget(
+    seconds: float, cold_runs: int, error: float = 0.0, most_error: Optional[float] = None
+) -> None:
     """Checks how long to measure, how many processes to start and how exact is enough.
 
     Raises:
@@ -26,6 +31,9 @@ def check_budget(seconds: float, cold_runs: int, error: float = 0.0) -> None:
         raise InputError(text.format(cold_runs, MAX_COLD_RUNS))
     if not 0 <= error < 1:
         raise InputError("error is {:g}, must be from 0 to under 1".format(error))
+    if most_error is not None and not error <= most_error < 1:
+        text = "most-error is {:g}, must be from error, {:g}, to under 1"
+        raise InputError(text.format(most_error, error))
 
 
 def what_ran(info: Mapping[str, Any]) -> Dict[str, Any]:
@@ -44,6 +52,7 @@ def measure_rounds(
     least: int,
     seed: int,
     error: float = 0.0,
+    most_error: float = 0.0,
     progress: Callable[[int, float], None] = lambda rounds, elapsed: None,
 ) -> List[List[float]]:
     """Milliseconds of every run of each of ``count`` things, in rounds over all in random order.
@@ -59,6 +68,7 @@ def measure_rounds(
         seed: the seed of the order.
         error: the share of a median that its standard error may be: where all are as small, measuring
             stops before the time is up. 0: it takes all of the time.
+        most_error: the error that is allowed at most where the runs spread; see :func:`_known`.
         progress: a function that gets the number of rounds done and the seconds passed, after every
             round.
     """
@@ -78,25 +88,32 @@ def measure_rounds(
                 break
         rounds += 1
         progress(rounds, time.perf_counter() - began)
-        # After 16, 32, 64, ... rounds, so that looking takes next to no time.
+        # After 16, 20, 24, 28, 32, 40, 48, ... rounds, so that looking takes next to no time.
+        step = max(1, (1 << rounds.bit_length()) // 8)
         if (
             error
             and rounds >= max(least, 16)
-            and not rounds & (rounds - 1)
-            and _known(samples, error)
+            and not rounds % step
+            and _known(samples, error, most_error)
         ):
             break
     return samples
 
 
-def _known(samples: Sequence[Sequence[float]], error: float) -> bool:
-    """Whether the standard error of every median is at most this share of it."""
+def _known(samples: Sequence[Sequence[float]], error: float, most_error: float) -> bool:
+    """Whether the standard error of every median is at most this share of it.
+
+    Where the runs spread, the share is :data:`SPREAD_SHARE` of the median distance of their quartiles, but at most
+    ``most_error``. A plan takes smaller savings for noise, however exact the medians are.
+    """
+    spreads, errors = [], []
     for times in samples:
         ordered = sorted(round(ms * 1e6) for ms in times)
         quarter, median, three = [percentile(ordered, p) for p in (25, 50, 75)]
-        if median_error(three - quarter, len(ordered)) > error * median:
-            return False
-    return True
+        spreads.append((three - quarter) / max(1, median))
+        errors.append(median_error(spreads[-1], len(ordered)))
+    usual = sorted(spreads)[len(spreads) // 2]
+    return max(errors) <= max(error, min(most_error, SPREAD_SHARE * usual))
 
 
 def median_error(spread: float, count: int) -> float:

@@ -48,7 +48,7 @@ def test_the_time_is_used() -> None:
 
 
 def test_what_is_known_well_enough_takes_no_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rounds(steps: list[int], error: float) -> int:
+    def rounds(steps: list[int], error: float, most_error: float = 0.0) -> int:
         """Rounds over a thing that takes these milliseconds in turn, of a clock that only it moves."""
         now = [0]
 
@@ -58,14 +58,20 @@ def test_what_is_known_well_enough_takes_no_more_rounds(monkeypatch: pytest.Monk
         turns = itertools.cycle(steps)
         clock = SimpleNamespace(perf_counter=lambda: now[0] / 1e9, perf_counter_ns=lambda: now[0])
         monkeypatch.setattr(timing, "time", clock)
-        samples = measure_rounds(1, lambda i: i, run, seconds=10, least=5, error=error, seed=0)
+        samples = measure_rounds(
+            1, lambda i: i, run, seconds=10, least=5, error=error, most_error=most_error, seed=0
+        )
         return len(samples[0])
 
     assert rounds([1], 0.005) == 16
     assert rounds([1], 0.0) == 10_000
-    # The quartiles are 9 and 11 ms: the error of 10 is 4.6 % after 16 rounds, 1.6 % after 128.
-    assert rounds([9, 11, 10, 9, 11], 0.05) == 16 < rounds([9, 11, 10, 9, 11], 0.02) == 128
+    # The quartiles are 9 and 11 ms: the error of 10 is 4.6 % after 16 rounds, 1.9 % after 96.
+    assert rounds([9, 11, 10, 9, 11], 0.05) == 16 < rounds([9, 11, 10, 9, 11], 0.02) == 96
     assert rounds([5, 20], 0.005) == 800, "not before the time is up"
+    # A sixteenth of 20 % is 1.25 %, which 224 rounds tell. Of 150 % it is more than 8 %, and 2.5 % are allowed.
+    assert rounds([9, 11, 10, 9, 11], 0.005) > rounds([9, 11, 10, 9, 11], 0.005, 0.025) == 224
+    assert rounds([9, 11, 10, 9, 11], 0.02, 0.025) == 96, "what is allowed anyway stays allowed"
+    assert rounds([5, 20], 0.005, 0.025) == 800 and rounds([1], 0.005, 0.025) == 16
 
 
 def test_the_error_of_a_median() -> None:
@@ -76,6 +82,9 @@ def test_an_error_out_of_range() -> None:
     for error in (-0.1, 1.0, math.nan):
         with pytest.raises(InputError, match="error is"):
             check_budget(1, 1, error)
+    for most_error in (0.01, 1.0, math.nan):
+        with pytest.raises(InputError, match="most-error is"):
+            check_budget(1, 1, 0.02, most_error)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
