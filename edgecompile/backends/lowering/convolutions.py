@@ -251,7 +251,7 @@ def _emit_convolution(gm: GraphModule, match: Match, last: Node, activation: int
         packed = constant_node(
             gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g)
         )
-        args = (match.x, packed, bias_node(gm, match.bias), *g.arguments, n, activation)
+        args = (match.x, packed, bias_node(gm, match.bias), None, *g.arguments, n, activation)
     replace(gm, match.node, CONVOLUTION, args, last)
 
 

@@ -30,8 +30,7 @@ struct Lines {
   int64_t planes;       // channels_in of a group
   const float* packed;  // of this phase
   int64_t panel;        // floats from one panel to the next
-  const float* bias;
-  Activation act;
+  const Epilogue& epilogue;
   float* out;
 };
 
@@ -59,10 +58,11 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
     return rest > 0 ? load_partial(from + v * kL, rest) : vf32{};
   };
 
+  const float* const bias = l.epilogue.bias;
   vf32 sums[Pixels][kVectors];
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; ++v) {
-    const vf32 start = l.bias != nullptr ? load_channels(l.bias + column, v) : vf32{};
+    const vf32 start = bias != nullptr ? load_channels(bias + column, v) : vf32{};
 #pragma GCC unroll 8
     for (int r = 0; r < Pixels; ++r) sums[r][v] = start;
   }
@@ -125,22 +125,27 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
   }
 
   const int64_t z = d.first + jd * d.step, y = h.first + jh * h.step;
-  float* out =
-      l.out +
+  const int64_t at =
       (((batch * axes[0].out + z) * axes[1].out + y) * axes[2].out + w.first + j * w.step) *
           channels +
       column;
-  for (int r = 0; r < Pixels; ++r, out += w.step * channels) {
+  const int64_t apart_out = w.step * channels;
+  float* const out = l.out + at;
+  for (int r = 0; r < Pixels; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (Whole) {
-        store(out + v * kL, sums[r][v]);
+        store(out + r * apart_out + v * kL, sums[r][v]);
       } else {
-        store_partial(out + v * kL, sums[r][v], std::max<int64_t>(0, valid - v * kL));
+        store_partial(out + r * apart_out + v * kL, sums[r][v],
+                      std::max<int64_t>(0, valid - v * kL));
       }
     }
-    activate(l.act, out, Whole ? kColumns : valid);
   }
+  Epilogue rest = l.epilogue;
+  rest.ld_residual = apart_out;
+  finish_rows(rest, rest.residual == nullptr ? nullptr : rest.residual + at, out, apart_out, Pixels,
+              Whole ? kColumns : valid);
 }
 
 using RunTile = void (*)(const Lines&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
@@ -245,8 +250,8 @@ void expand(const Convolution& c, const float* x, float* out) {
 
 }  // namespace
 
-void convolve_channels(const Convolution& c, const float* x, const float* packed, const float* bias,
-                       Activation act, float* out) {
+void convolve_channels(const Convolution& c, const float* x, const float* packed,
+                       const Epilogue& epilogue, float* out) {
   const bool as_is = is_mixed(c) || (c.group_in() == 1 && c.group_out() == 1);
   const Block expanded(as_is ? 0 : c.places_in() * c.group_in() * c.channels_out);
   if (!as_is) expand(c, x, expanded.get());
@@ -254,7 +259,7 @@ void convolve_channels(const Convolution& c, const float* x, const float* packed
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
   each_phase(phases, c.group_in(), [&](const ConvPhase& phase) {
     run_phase({c, phase, as_is ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
-               c.k() * kPanel, bias, act, out});
+               c.k() * kPanel, epilogue, out});
   });
 }
 
