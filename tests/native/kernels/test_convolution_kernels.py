@@ -99,7 +99,8 @@ def pack(w: np.ndarray, axes: list[Axis], groups: int, transposed: bool) -> np.n
 def check(
     kernels: ctypes.CDLL, seed: int, batch: int, channels: int, outputs: int, axes: list[Axis],
     groups: int = 1, transposed: bool = False, act: int = LINEAR, threads: int = 2,
-) -> None:  # fmt: skip
+) -> np.ndarray:  # fmt: skip
+    """The result, which is right wherever the operands lie."""
     rng = np.random.default_rng(seed)
     axes = [NONE] * (3 - len(axes)) + axes
     sizes = [axis.size for axis in axes]
@@ -132,6 +133,7 @@ def check(
             ctypes.byref(e.native()), ctypes.c_void_p(out.ctypes.data),
         )  # fmt: skip
         np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+    return out
 
 
 @sweep("seed", range(36), emulated=(1, 2))
@@ -177,5 +179,9 @@ def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
 def test_work_is_divided(
     kernels: ctypes.CDLL, channels: int, outputs: int, axes: list[Axis], groups: int
 ) -> None:
-    for threads in (1, 4):
-        check(kernels, 1, 2, channels, outputs, axes, groups, threads=threads)
+    for seed, act in ((1, LINEAR), (2, HARDSWISH)):  # the activation before and behind the sum
+        by_one, by_two, by_four = (
+            check(kernels, seed, 2, channels, outputs, axes, groups, act=act, threads=threads)
+            for threads in (1, 2, 4)
+        )
+        assert (by_one == by_two).all() and (by_one == by_four).all()

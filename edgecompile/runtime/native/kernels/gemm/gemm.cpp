@@ -95,6 +95,14 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
   float* const c = rows.c + r0 * p.ldc + n0;
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
+  if (residual != nullptr) {
+    // Its rows lie far apart, so that no CPU foresees them.
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t x = 0; x < valid; x += 16) {
+        __builtin_prefetch(residual + r * e.ld_residual + x);
+      }
+    }
+  }
   if (valid == width && !p.residual_in_c) {
     t.c = c;
     t.ldc = p.ldc;
