@@ -128,8 +128,7 @@ class QuantizedProgram:
     ) -> Tensor:
         """``ec_linear`` or ``ec_head`` with a weight by name; int8 and int4 products round their activations."""
         x, matrix = self._operands(x, weight, self._pairs and pairs is not None)
-        y = ops.activate(torch.nn.functional.linear(x, matrix, bias), act)
-        return y if residual is None else y + residual
+        return ops.finish(torch.nn.functional.linear(x, matrix, bias), residual, act)
 
     def _grouped_product(self, x: Tensor, weight: str, offs: Tensor) -> Tensor:
         """``ec_grouped_linear`` likewise."""

@@ -251,11 +251,11 @@ def _emit_convolution(gm: GraphModule, match: Match, last: Node, activation: int
         packed = constant_node(
             gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g)
         )
-        args = (match.x, packed, bias_node(gm, match.bias), *g.arguments, n, activation)
+        args = (match.x, packed, bias_node(gm, match.bias), None, *g.arguments, n, activation)
     replace(gm, match.node, CONVOLUTION, args, last)
 
 
-def _permutation(node: Any) -> list[int] | None:
+def permutation(node: Any) -> list[int] | None:
     """The order of dimensions that a ``permute`` or ``transpose`` makes."""
     value = value_of(node)
     if value is None or node.target not in (aten.permute.default, aten.transpose.int):
@@ -268,9 +268,9 @@ def _permutation(node: Any) -> list[int] | None:
     return order
 
 
-def _permuted(gm: GraphModule, node: Node, order: list[int]) -> Node:
+def permuted(gm: GraphModule, node: Node, order: list[int]) -> Node:
     """The node with its dimensions in this order; what undoes another order is left out."""
-    inner = _permutation(node)
+    inner = permutation(node)
     if inner is not None and [inner[dim] for dim in order] == sorted(order):
         source = node.args[0]
         assert isinstance(source, Node)
@@ -291,7 +291,7 @@ def _emit_linear(gm: GraphModule, match: Match, last: Node, views: dict[Node, No
     assert result is not None
     with gm.graph.inserting_before(conv):
         if match.x not in views:
-            views[match.x] = _permuted(gm, match.x, behind)
+            views[match.x] = permuted(gm, match.x, behind)
         if weight.plain:
             flat = gm.graph.call_function(aten.flatten.using_ints, (weight.node(gm), 1))
         else:
@@ -307,9 +307,9 @@ def _emit_linear(gm: GraphModule, match: Match, last: Node, views: dict[Node, No
             activate = OUT_OF_PLACE.get(last.target, last.target)
             new = gm.graph.call_function(activate, (linear, *last.args[1:]), dict(last.kwargs))
             new.meta = dict(linear.meta)
-        back = _permuted(gm, new, before)
+        back = permuted(gm, new, before)
     for user in list(last.users):
-        if _permutation(user) == behind:
+        if permutation(user) == behind:
             user.replace_all_uses_with(new)
             gm.graph.erase_node(user)
     last.replace_all_uses_with(back)

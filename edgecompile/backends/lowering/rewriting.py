@@ -30,7 +30,7 @@ class LoweringReport:
         counts: the number of rewrites by kind: ``linears``, ``norms``, ``attentions``,
             ``recurrences``, ``convolutions``: calls of the runtime's operators that were emitted;
             ``merged``: linears that became part of a wider one because they share an input;
-            ``activations`` and ``residuals``: activations and sums fused into a linear; ``exact``:
+            ``activations`` and ``residuals``: activations and sums fused into a product; ``exact``:
             remainders, floored quotients and variances done as torch's kernels do them; ``equal``:
             nodes that computed what another one does; ``rows``: nodes that compute the one row that is
             read instead of all; ``halves``: operators of half precision that

@@ -132,7 +132,9 @@ def _unpack(packed: Tensor, geometry: Geometry, n: int, width: int) -> Tensor:
     return weight
 
 
-def _convolution_cpu(x: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _convolution_cpu(
+    x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, *rest: Any
+) -> Tensor:
     *settings, n, act = rest
     g = Geometry.of(*settings)
     weight = _unpack(w_packed, g, n, x.shape[1] // g.groups)
@@ -151,10 +153,12 @@ def _convolution_cpu(x: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: An
     else:
         convolve = getattr(functional, f"conv{dims}d")
         y = convolve(functional.pad(x, widths), weight, bias, g.stride, 0, g.dilation, g.groups)
-    return _channels_last(x, y.shape[2:], n).copy_(ops.activate(y, act))
+    return _channels_last(x, y.shape[2:], n).copy_(ops.finish(y, residual, act))
 
 
-def _convolution_fake(x: Tensor, w_packed: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _convolution_fake(
+    x: Tensor, w_packed: Tensor, bias: Tensor | None, residual: Tensor | None, *rest: Any
+) -> Tensor:
     *settings, n, _ = rest
     g = Geometry.of(*settings)
     sizes = []
@@ -174,7 +178,7 @@ def _channels_last(x: Tensor, sizes: Sequence[int], n: int) -> Tensor:
 
 
 CONVOLUTION = ops.define(
-    "ec_convolution(Tensor x, Tensor w_packed, Tensor? bias, int[] kernel, int[] stride, "
+    "ec_convolution(Tensor x, Tensor w_packed, Tensor? bias, Tensor? residual, int[] kernel, int[] stride, "
     "int[] padding, int[] dilation, bool transposed, int groups, int n, int act) -> Tensor",
     _convolution_cpu,
     _convolution_fake,

@@ -69,7 +69,7 @@ OUTLIER = 12.0
 #: Values of one column that stand side by side in a panel.
 _GROUPS: Mapping[str, int] = {"fp32": 1, "bf16": 2, "int8": 4}
 
-#: Activation codes of ``ec_linear``; ``ec::Activation`` in the native runtime has the same values.
+#: Codes of activations; ``ec::Activation`` in the native runtime has the same values.
 ACTIVATIONS: Mapping[str, int] = {
     "none": 0,
     "relu": 1,
@@ -78,7 +78,12 @@ ACTIVATIONS: Mapping[str, int] = {
     "silu": 4,
     "tanh": 5,
     "sigmoid": 6,
+    "relu6": 7,
+    "hardswish": 8,
+    "hardsigmoid": 9,
 }
+#: Added to the code of an activation that follows the residual's sum, where others come before it.
+ACT_LAST = 32
 
 
 def pack_weight(weight: Tensor, precision: str = "fp32") -> Tensor:
@@ -325,12 +330,19 @@ _ACTIVATE: Mapping[int, Callable[[Tensor], Tensor]] = {
     4: torch.nn.functional.silu,
     5: torch.tanh,
     6: torch.sigmoid,
+    7: torch.nn.functional.relu6,
+    8: torch.nn.functional.hardswish,
+    9: torch.nn.functional.hardsigmoid,
 }
 
 
-def activate(x: Tensor, act: int) -> Tensor:
-    """Applies an activation by its code."""
-    return _ACTIVATE[act](x)
+def finish(x: Tensor, residual: Tensor | None, act: int) -> Tensor:
+    """Adds a residual, if there is one, and applies an activation by its code, in the code's order."""
+    if act < ACT_LAST:
+        x = _ACTIVATE[act](x)
+    if residual is not None:
+        x = x + residual
+    return _ACTIVATE[act - ACT_LAST](x) if act >= ACT_LAST else x
 
 
 def _linear_cpu(
@@ -344,11 +356,10 @@ def _linear_cpu(
 ) -> Tensor:
     if w_packed.dtype in (torch.int8, torch.uint8):
         y = _linear_rounded(x, w_packed, n, pairs)
-        y = activate(y if bias is None else y + bias, act)
+        y = y if bias is None else y + bias
     else:
-        weight = unpack_weight(w_packed, n, x.shape[-1])
-        y = activate(torch.nn.functional.linear(x, weight, bias), act)
-    return y if residual is None else y + residual
+        y = torch.nn.functional.linear(x, unpack_weight(w_packed, n, x.shape[-1]), bias)
+    return finish(y, residual, act)
 
 
 def _packed_rows_cpu(w_packed: Tensor, indices: Tensor, n: int, k: int) -> Tensor:

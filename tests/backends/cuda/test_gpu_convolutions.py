@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from edgecompile.backends.cuda.kernels.convolution import ACTIVATIONS, CONVOLUTION
+from edgecompile.backends.cuda.kernels.convolution import CONVOLUTION
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
 from edgecompile.backends.lowering.rewriting import LoweringReport
+from edgecompile.backends.operators.ops import ACTIVATIONS
 from edgecompile.targets.gpu import GpuFacts
 
 ORIN = GpuFacts(87, 16, 163 << 10, 1536, 4 << 20)
@@ -160,7 +161,7 @@ def test_a_convolution_does_not_move_behind_a_change_of_its_input() -> None:
     ("last", "name"),
     [
         (nn.ReLU6(), "relu6"), (nn.Hardtanh(0.0, 6.0), "relu6"), (nn.Hardswish(), "hardswish"),
-        (nn.SiLU(), "silu"), (nn.GELU(), "gelu_erf"), (nn.GELU("tanh"), "gelu_tanh"),
+        (nn.Hardsigmoid(), "hardsigmoid"), (nn.SiLU(), "silu"), (nn.GELU(), "gelu_erf"), (nn.GELU("tanh"), "gelu_tanh"),
         (nn.Hardtanh(0.0, 5.0), "none"), (nn.Softplus(), "none"),
     ],
 )  # fmt: skip

@@ -268,7 +268,7 @@ void bench_convolution(int threads, const ConvolutionCase& s) {
   const Floats out(c.places_out() * s.outputs);
   Peak peak(threads);
   const double t = best_time(
-      [&](int64_t) { convolve(c, x.data(), w.data(), bias.data(), Activation::kNone, out.data()); },
+      [&](int64_t) { convolve(c, x.data(), w.data(), {.bias = bias.data()}, out.data()); },
       [&] { peak(); });
   const int64_t products = s.transposed ? c.places_in() : c.places_out();
   const double g = 2.0 * static_cast<double>(products * s.outputs * c.k()) / t / 1e9;

@@ -112,7 +112,7 @@ EC_API void t_attention(const AttentionArgs* args) { attention(*args); }
 // `axes`: in, out, kernel, stride, dilation and padding for each of three axes.
 EC_API void t_convolve(int64_t batch, int64_t groups, int64_t in, int64_t out_channels,
                        bool transposed, const int64_t* axes, const float* x, const float* packed,
-                       const float* bias, int32_t act, float* out) {
+                       const Epilogue* epilogue, float* out) {
   Convolution c;
   c.batch = batch, c.groups = groups, c.channels_in = in, c.channels_out = out_channels;
   c.transposed = transposed;
@@ -120,7 +120,7 @@ EC_API void t_convolve(int64_t batch, int64_t groups, int64_t in, int64_t out_ch
     axis = {axes[0], axes[1], axes[2], axes[3], axes[4], axes[5]};
     axes += 6;
   }
-  convolve(c, x, packed, bias, static_cast<Activation>(act), out);
+  convolve(c, x, packed, *epilogue, out);
 }
 
 // How often each task ran, for a job of n tasks with a little work in each.

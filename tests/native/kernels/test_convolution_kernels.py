@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 
 from tests.native.guarded import guarded
+from tests.native.kernels.test_gemm import (
+    HARDSIGMOID,
+    HARDSWISH,
+    RELU,
+    RELU6,
+    SILU,
+    Epilogue,
+    activate,
+)
+from tests.native.kernels.test_gemm import NONE as LINEAR
 from tests.native.sweep import sweep
 
 F = np.float32
 PANEL = 32
-SILU = 4
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Axis:
 
 
 NONE = Axis(1)
+ACTIVATIONS = LINEAR, SILU, RELU, HARDSWISH, HARDSIGMOID, RELU6
 
 
 def convolve(x: np.ndarray, w: np.ndarray, axes: list[Axis], groups: int, transposed: bool):
@@ -88,8 +98,9 @@ def pack(w: np.ndarray, axes: list[Axis], groups: int, transposed: bool) -> np.n
 
 def check(
     kernels: ctypes.CDLL, seed: int, batch: int, channels: int, outputs: int, axes: list[Axis],
-    groups: int = 1, transposed: bool = False, act: int = 0, threads: int = 2,
-) -> None:  # fmt: skip
+    groups: int = 1, transposed: bool = False, act: int = LINEAR, threads: int = 2,
+) -> np.ndarray:  # fmt: skip
+    """The result, which is right wherever the operands lie."""
     rng = np.random.default_rng(seed)
     axes = [NONE] * (3 - len(axes)) + axes
     sizes = [axis.size for axis in axes]
@@ -101,22 +112,28 @@ def check(
     packed = pack(w, axes, groups, transposed)
     want = convolve(x.astype(np.float64), w.astype(np.float64), axes, groups, transposed)
     want = want + (0 if bias is None else bias)
-    if act == SILU:
-        want = want / (1 + np.exp(-want))
+    residual, act_last = None, seed % 2 == 0
+    if seed % 5 < 3:
+        residual = rng.standard_normal(want.shape).astype(F)
+    addend = 0 if residual is None else residual
+    want = activate(act, want + addend) if act_last else activate(act, want) + addend
     numbers = [n for a, r in zip(axes, results, strict=True) for n in (a.size, r, a.kernel, a.stride, a.dilation, a.padding)]  # fmt: skip
     kernels.t_set_num_threads(threads)
     for at_end in (True, False):
         given = [guarded(array, at_end=at_end) for array in (x, packed)]
-        vector = None if bias is None else guarded(bias, at_end=at_end)
+        e = Epilogue(
+            *(None if array is None else guarded(array, at_end=at_end) for array in (bias, residual)),
+            act, act_last=act_last,
+        )  # fmt: skip
         out = guarded(np.full((batch, *results, outputs), np.nan, F), at_end=at_end)
         kernels.t_convolve(
             *(ctypes.c_int64(n) for n in (batch, groups, channels, outputs)),
             ctypes.c_bool(transposed), (ctypes.c_int64 * 18)(*numbers),
             *(ctypes.c_void_p(array.ctypes.data) for array in given),
-            None if vector is None else ctypes.c_void_p(vector.ctypes.data), act,
-            ctypes.c_void_p(out.ctypes.data),
+            ctypes.byref(e.native()), ctypes.c_void_p(out.ctypes.data),
         )  # fmt: skip
         np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+    return out
 
 
 @sweep("seed", range(36), emulated=(1, 2))
@@ -143,7 +160,7 @@ def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
     if seed % 4 == 1:  # depthwise
         groups = channels = outputs = int(rng.choice([3, 16, 37, 64]))
     check(kernels, seed, int(rng.integers(1, 3)), channels, outputs, axes, groups, transposed,
-          SILU if seed % 2 else 0, 1 + seed % 3)  # fmt: skip
+          ACTIVATIONS[seed // 2 % len(ACTIVATIONS)], 1 + seed % 3)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -162,5 +179,9 @@ def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
 def test_work_is_divided(
     kernels: ctypes.CDLL, channels: int, outputs: int, axes: list[Axis], groups: int
 ) -> None:
-    for threads in (1, 4):
-        check(kernels, 1, 2, channels, outputs, axes, groups, threads=threads)
+    for seed, act in ((1, LINEAR), (2, HARDSWISH)):  # the activation before and behind the sum
+        by_one, by_two, by_four = (
+            check(kernels, seed, 2, channels, outputs, axes, groups, act=act, threads=threads)
+            for threads in (1, 2, 4)
+        )
+        assert (by_one == by_two).all() and (by_one == by_four).all()

@@ -15,7 +15,7 @@ import pytest
 from tests.native.guarded import guarded
 
 F = np.float32
-NONE, RELU, GELU_ERF, GELU_TANH, SILU, TANH, SIGMOID = range(7)
+NONE, RELU, GELU_ERF, GELU_TANH, SILU, TANH, SIGMOID, RELU6, HARDSWISH, HARDSIGMOID = range(10)
 I64 = ctypes.c_int64
 
 
@@ -23,7 +23,7 @@ class CEpilogue(ctypes.Structure):
     _fields_ = (
         ("bias", ctypes.c_void_p), ("residual", ctypes.c_void_p), ("ld_residual", I64),
         ("act", ctypes.c_int32), ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
-        ("residual_batch", I64),
+        ("residual_batch", I64), ("act_last", ctypes.c_bool),
     )  # fmt: skip
 
 
@@ -34,9 +34,10 @@ class Epilogue:
     act: int = NONE
     alpha: float = 1.0
     beta: float = 1.0
+    act_last: bool = False
 
     def native(self) -> CEpilogue:
-        e = CEpilogue(act=self.act, alpha=self.alpha, beta=self.beta)
+        e = CEpilogue(act=self.act, alpha=self.alpha, beta=self.beta, act_last=self.act_last)
         if self.bias is not None:
             e.bias = self.bias.ctypes.data
         if self.residual is not None:
@@ -60,6 +61,9 @@ def activate(act: int, x: np.ndarray) -> np.ndarray:
     if act in (SILU, SIGMOID):
         sigmoid = 1 / (1 + np.exp(-x))
         return sigmoid if act == SIGMOID else x * sigmoid
+    if act in (RELU6, HARDSWISH, HARDSIGMOID):
+        clipped = np.clip(x if act == RELU6 else x + 3, 0, 6)
+        return clipped * {RELU6: 1, HARDSWISH: x / 6, HARDSIGMOID: 1 / 6}[act]
     return np.tanh(x) if act == TANH else x
 
 
@@ -78,11 +82,17 @@ def expected(
         x = x + e.beta * e.bias
         size = size + np.abs(e.beta * e.bias)
     bound = ((3 * math.sqrt(k) + 4) * 2.0**-24 if sum_error is None else sum_error) * size
-    y = activate(e.act, x)
-    bound = 1.2 * bound + 8 * 2.0**-24 * np.abs(y)  # no activation is steeper than 1.13
-    if e.residual is not None:
-        y = y + e.beta * e.residual
-        bound = bound + 2.0**-23 * (np.abs(y) + np.abs(e.beta * e.residual))
+    addend = 0 if e.residual is None else e.beta * e.residual
+    if e.act_last:
+        y = activate(e.act, x + addend)
+        bound = bound + 2.0**-23 * np.abs(x + addend)
+    else:
+        y = activate(e.act, x)
+    # No activation is steeper than 1.5: hardswish at 3.
+    bound = 1.6 * bound + 8 * 2.0**-24 * np.abs(y)
+    if not e.act_last and e.residual is not None:
+        y = y + addend
+        bound = bound + 2.0**-23 * (np.abs(y) + np.abs(addend))
     return y, bound + 1e-30
 
 
@@ -155,9 +165,10 @@ def random_epilogue(rng: np.random.Generator, shape: tuple[int, ...]) -> Epilogu
     return Epilogue(
         bias=guarded(random_floats(rng, shape[-1])) if rng.random() < 0.6 else None,
         residual=residual,
-        act=int(rng.integers(0, 7)) if rng.random() < 0.5 else NONE,
+        act=int(rng.integers(0, 10)) if rng.random() < 0.5 else NONE,
         alpha=float(rng.choice([1, 1, 1, 0.125, -1.5])),
         beta=float(rng.choice([1, 1, 1, 0.5, 0])),
+        act_last=bool(rng.random() < 0.5),
     )
 
 

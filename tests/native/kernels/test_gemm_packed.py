@@ -248,12 +248,14 @@ def test_more_rows_than_are_rounded_at_once(kernels: ctypes.CDLL, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@sweep("act", range(7))
+@sweep("act", range(10))
 def test_every_activation(kernels: ctypes.CDLL, kind: str, act: int) -> None:
     rng = np.random.default_rng(9)
     a, w = random_floats(rng, 13, 50), Weights.of(kind, random_floats(rng, 50, 77))
-    e = Epilogue(bias=random_floats(rng, 77), residual=random_floats(rng, 13, 77), act=act)
-    verify(kernels, w, product(kernels, w, a, e), a, e, f"{act=}")
+    bias, residual = random_floats(rng, 77), random_floats(rng, 13, 77)
+    for act_last in (False, True):
+        e = Epilogue(bias, residual, act, act_last=act_last)
+        verify(kernels, w, product(kernels, w, a, e), a, e, f"{act=} {act_last=}")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

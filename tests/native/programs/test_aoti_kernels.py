@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from edgecompile.backends.operators.ops import ACTIVATIONS, pack_weight
+from edgecompile.backends.operators.ops import ACT_LAST, ACTIVATIONS, finish, pack_weight
 from tests.native.kernels.narrow import (
     RowSteps,
     column_values,
@@ -137,14 +137,17 @@ def test_sizes_that_do_not_agree_are_refused(shim):
 # ---- ec_linear ------------------------------------------------------------------------------------
 
 
-def linear(shim, x, packed, bias, residual, n, act="none", dtype=None, pairs=False) -> np.ndarray:
+def linear(
+    shim, x, packed, bias, residual, n, act="none", dtype=None, pairs=False, act_last=False
+) -> np.ndarray:
     handles = [shim.borrow(x), shim.borrow(packed, dtype)]
     optional = []
     for array in (bias, residual):
         handle = None if array is None else shim.borrow(array)
         optional.append(None if handle is None else ctypes.byref(handle))
         handles += [] if handle is None else [handle]
-    numbers = ctypes.c_int64(n), ctypes.c_int64(ACTIVATIONS[act]), ctypes.c_int32(pairs)
+    number = ACTIVATIONS[act] + ACT_LAST * act_last
+    numbers = ctypes.c_int64(n), ctypes.c_int64(number), ctypes.c_int32(pairs)
     try:
         result = shim.make("cpu_ec_linear", *handles[:2], *optional, *numbers)
         array = shim.array(result)
@@ -219,24 +222,17 @@ def test_linear_tells_the_forms_of_packed_weights_by_their_size(shim, n: int, k:
 
 
 @pytest.mark.parametrize("act", sorted(ACTIVATIONS))
-def test_linear_activates_before_the_residual(shim, act: str):
+def test_linear_activates_before_or_behind_the_residual(shim, act: str):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(3)
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((2, 9, 48), (40, 48)))
     bias, residual = (rng.standard_normal(s).astype(np.float32) for s in ((40,), (2, 9, 40)))
     y = torch.from_numpy(matmul(x, w.T) + bias)
-    functions = {
-        "none": lambda t: t,
-        "relu": torch.relu,
-        "gelu_erf": torch.nn.functional.gelu,
-        "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
-        "silu": torch.nn.functional.silu,
-        "tanh": torch.tanh,
-        "sigmoid": torch.sigmoid,
-    }
-    wanted = functions[act](y).numpy() + residual
     packed = pack_weight(torch.from_numpy(w)).numpy()
-    close(linear(shim, x, packed, bias, residual, 40, act), wanted, 48)
+    for act_last in (False, True):
+        wanted = finish(y, torch.from_numpy(residual), ACTIVATIONS[act] + ACT_LAST * act_last)
+        got = linear(shim, x, packed, bias, residual, 40, act, act_last=act_last)
+        close(got, wanted.numpy(), 48)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from edgecompile.backends.operators.convolution import (
     is_channel_wise,
     pack_convolution,
 )
-from edgecompile.backends.operators.ops import ACTIVATIONS
+from edgecompile.backends.operators.ops import ACT_LAST, ACTIVATIONS, finish
 from tests.native.programs.aoti import Shim, ShimError, int64s, load_torch_shim
 from tests.native.programs.test_aoti_kernels import strided
 from tests.native.sweep import sweep
@@ -170,11 +170,14 @@ def plain(library: Shim, case: Case, x, weight, bias):
     return got
 
 
-def packed(library: Shim, case: Case, x, w_packed, bias, act: str = "none", geometry=None):
+def packed(
+    library: Shim, case: Case, x, w_packed, bias, act: str = "none", geometry=None,
+    residual=None, *, act_last: bool = False,
+):  # fmt: skip
     """The runtime's own operator."""
     g = geometry or case.geometry
     tensors = [library.borrow(x), library.borrow(w_packed)]
-    bias_handle = None if bias is None else library.borrow(bias)
+    optional = [None if array is None else library.borrow(array) for array in (bias, residual)]
     numbers = [
         argument
         for values in (g.kernel, g.stride, (*g.begins, *g.ends), g.dilation)
@@ -182,14 +185,15 @@ def packed(library: Shim, case: Case, x, w_packed, bias, act: str = "none", geom
     ]
     try:
         result = library.make(
-            "cpu_ec_convolution", *tensors, None if bias is None else ctypes.byref(bias_handle),
+            "cpu_ec_convolution", *tensors,
+            *(None if handle is None else ctypes.byref(handle) for handle in optional),
             *numbers, int(g.transposed), ctypes.c_int64(g.groups), ctypes.c_int64(case.outputs),
-            ctypes.c_int64(ACTIVATIONS[act]),
+            ctypes.c_int64(ACTIVATIONS[act] + ACT_LAST * act_last),
         )  # fmt: skip
         got = library.array(result), library.strides(result)
         library.delete(result)
     finally:
-        library.delete(*tensors, *([] if bias is None else [bias_handle]))
+        library.delete(*tensors, *(handle for handle in optional if handle is not None))
     return got
 
 
@@ -223,14 +227,14 @@ def test_packed_weights(shim, seed: int):
     rng = np.random.default_rng(1000 + seed)
     case = random_case(rng)
     x, weight, bias = arrays(rng, case)
-    act = str(rng.choice(["none", "none", "relu", "silu"]))
-    got, strides = packed(shim, case, x, pack(case, weight), bias, act)
-    wanted = case.reference(x, weight, bias)
-    if act == "relu":
-        wanted = np.maximum(wanted, 0)
-    elif act == "silu":
-        wanted = wanted / (1 + np.exp(-wanted))
-    close(got, wanted, case)
+    act, act_last = str(rng.choice(["none", *ACTIVATIONS])), bool(rng.random() < 0.5)
+    wanted = torch.from_numpy(case.reference(x, weight, bias))
+    residual = strided(rng, wanted.shape) if rng.random() < 0.5 else None
+    got, strides = packed(
+        shim, case, x, pack(case, weight), bias, act, residual=residual, act_last=act_last
+    )
+    addend = None if residual is None else torch.from_numpy(np.array(residual))
+    close(got, finish(wanted, addend, ACTIVATIONS[act] + ACT_LAST * act_last).numpy(), case)
     last = np.moveaxis(np.empty(np.moveaxis(got, 1, -1).shape, F), -1, 1)
     assert strides == tuple(s // 4 for s in last.strides)
 
@@ -245,10 +249,10 @@ def test_torchs_implementation_of_the_operator_is_the_same(seed: int):
     x, w_packed = torch.from_numpy(np.array(x)), torch.from_numpy(pack(case, weight))
     vector = None if bias is None else torch.from_numpy(np.array(bias))
     settings = g.kernel, g.stride, (*g.begins, *g.ends), g.dilation, g.transposed, g.groups
-    got = CONVOLUTION(x, w_packed, vector, *settings, case.outputs, 0)
+    got = CONVOLUTION(x, w_packed, vector, None, *settings, case.outputs, 0)
     close(got.numpy(), case.reference(x, weight, bias), case)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = CONVOLUTION(mode.from_tensor(x), w_packed, vector, *settings, case.outputs, 0)
+        fake = CONVOLUTION(mode.from_tensor(x), w_packed, vector, None, *settings, case.outputs, 0)
     assert (fake.shape, fake.stride()) == (got.shape, got.stride())
 
 
@@ -356,6 +360,8 @@ def test_nothing_to_compute(shim):
         ({"x": np.zeros((2, 8, 2), F)}, "dimension 0 of the input, 2 with 0 of padding, is too small for a kernel of 3"),
         ({"x": np.zeros((2, 6, 4), F)}, "w_packed has 768 elements, packed weights of this convolution have 576"),
         ({"bias": np.zeros(7, F)}, "bias is no vector of 8 elements"),
+        ({"residual": np.zeros((2, 8, 1), F)}, "residual doesn't have the result's sizes"),
+        ({"residual": np.zeros((8, 2), F)}, "residual doesn't have the result's sizes"),
         ({"geometry": Geometry((3,), (0,), (0,), (0,), (1,))}, "stride is 0 in dimension 0"),
         ({"geometry": Geometry((3, 3), (1,), (0,), (0,), (1,))}, "kernel has 2 elements instead of 1"),
         ({"geometry": Geometry((3,), (1,), (0, 0), (0,), (1,))}, "padding has 3 elements instead of 2"),

@@ -24,19 +24,17 @@ from torch.nn import functional
 from edgecompile.backends.cuda.kernels.launch import define, launch
 from edgecompile.backends.operators import ops
 
-#: Numbers of what may stand at the end.
-ACTIVATIONS: Mapping[str, int] = {**ops.ACTIVATIONS, "relu6": 7, "hardswish": 8}
-
 _FUNCTIONS: Mapping[int, Callable[[Tensor], Tensor]] = {
-    ACTIVATIONS["none"]: lambda x: x,
-    ACTIVATIONS["relu"]: functional.relu,
-    ACTIVATIONS["gelu_erf"]: functional.gelu,
-    ACTIVATIONS["gelu_tanh"]: lambda x: functional.gelu(x, approximate="tanh"),
-    ACTIVATIONS["silu"]: functional.silu,
-    ACTIVATIONS["tanh"]: torch.tanh,
-    ACTIVATIONS["sigmoid"]: torch.sigmoid,
-    ACTIVATIONS["relu6"]: functional.relu6,
-    ACTIVATIONS["hardswish"]: functional.hardswish,
+    ops.ACTIVATIONS["none"]: lambda x: x,
+    ops.ACTIVATIONS["relu"]: functional.relu,
+    ops.ACTIVATIONS["gelu_erf"]: functional.gelu,
+    ops.ACTIVATIONS["gelu_tanh"]: lambda x: functional.gelu(x, approximate="tanh"),
+    ops.ACTIVATIONS["silu"]: functional.silu,
+    ops.ACTIVATIONS["tanh"]: torch.tanh,
+    ops.ACTIVATIONS["sigmoid"]: torch.sigmoid,
+    ops.ACTIVATIONS["relu6"]: functional.relu6,
+    ops.ACTIVATIONS["hardswish"]: functional.hardswish,
+    ops.ACTIVATIONS["hardsigmoid"]: functional.hardsigmoid,
 }
 
 
@@ -59,6 +57,8 @@ def _activated(x, KIND: tl.constexpr):
         x = tl.clamp(x, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
     elif KIND == 8:
         x = x * tl.clamp(x + 3.0, 0.0, 6.0) / 6.0
+    elif KIND == 9:
+        x = tl.clamp(x + 3.0, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL) / 6.0
     return x
 
 
@@ -205,7 +205,7 @@ def CONVOLUTION(
         kernel, stride, dilation: one number for each of the two dimensions.
         padding: zeros before the first line and pixel, and behind the last line and pixel.
         groups: the number of groups of channels.
-        activation: applied at the end; a number of :data:`ACTIVATIONS`.
+        activation: applied at the end; a number of :data:`ops.ACTIVATIONS`.
         tile: pixels, channels out, depth, warps, stages, and the programs that share one tile.
 
     Returns:

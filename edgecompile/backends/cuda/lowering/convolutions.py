@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cpu.lowering.activations import activation_of
-from edgecompile.backends.cuda.kernels.convolution import ACTIVATIONS, CONVOLUTION, packed_weight
+from edgecompile.backends.cuda.kernels.convolution import CONVOLUTION, packed_weight
 from edgecompile.backends.cuda.lowering.tiles import convolution_tile
 from edgecompile.backends.lowering.constants import PACKED_PREFIX, constant_of, value_of
 from edgecompile.backends.lowering.convolutions import Match, bias_node, constant_node
@@ -174,12 +174,12 @@ def finish_convolutions(low: Lowering, gpu: GpuFacts, hints: Mapping[Any, Any]) 
     gm, changes, counts = low.gm, ChangesInPlace(low.gm), low.report.counts
     for node in [n for n in gm.graph.nodes if n.target is CONVOLUTION]:
         new, end = node, _end_of(node)
-        residual = None if _activation(end) else _residual(end)
+        residual = None if activation_of(end) else _residual(end)
         if residual is not None and not changes.between(node, residual[0]):
             new = _add(gm, node, end, *residual)
             end = _end_of(new)
             counts["residuals"] += 1
-        behind = _activation(end)
+        behind = activation_of(end)
         if behind is not None:
             user, code = behind
             new.args = (*new.args[:9], code, new.args[10])
@@ -198,26 +198,6 @@ def _end_of(node: Node) -> Node:
     user = next(iter(node.users), None)
     lifted = len(node.users) == 1 and user is not None and user.target is aten.squeeze.dim
     return user if lifted else node  # type: ignore[return-value]
-
-
-def _activation(node: Node) -> tuple[Node, int] | None:
-    """The activation that alone reads a node, with its number."""
-    activation = activation_of(node)
-    user = next(iter(node.users), None)
-    if activation is not None or user is None or len(node.users) != 1 or user.args[:1] != (node,):
-        return activation
-    if user.target in _CLAMPS and (*user.args[1:], *user.kwargs.values()) == (0, 6):
-        return user, ACTIVATIONS["relu6"]
-    if user.target in (aten.relu6.default, aten.relu6_.default):
-        return user, ACTIVATIONS["relu6"]
-    if user.target in (aten.hardswish.default, aten.hardswish_.default):
-        return user, ACTIVATIONS["hardswish"]
-    return None
-
-
-_CLAMPS = {
-    aten.hardtanh.default, aten.hardtanh_.default, aten.clamp.default, aten.clamp_.default,
-}  # fmt: skip
 
 
 def _residual(node: Node) -> tuple[Node, Node] | None:

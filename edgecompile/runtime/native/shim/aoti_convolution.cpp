@@ -121,15 +121,29 @@ WorkSize work_of(const Convolution& c) {
                         c.channels_out * c.k())};
 }
 
-// act(conv(x) + bias), channels-last.
+// [batch, channels, …] as [batch, …, channels] without gaps: a view if it lies so, else a copy.
+Tensor* new_pixels(const Tensor& t) {
+  OwnedTensor pixels(new_channels_behind(t));
+  return is_contiguous(*pixels) ? pixels.release() : new_row_major(*pixels);
+}
+
+// convolve()'s result, channels-last. The epilogue's residual isn't set; this one may be null.
 Tensor* new_convolution(const Convolution& c, const Tensor& x, const float* packed,
-                        const float* bias, Activation act) {
-  OwnedTensor pixels(new_channels_behind(x));
-  if (!is_contiguous(*pixels)) pixels.reset(new_row_major(*pixels));
+                        const Tensor* residual, Epilogue epilogue) {
   int64_t sizes[kMaxDims];
   result_sizes(c, x.dims, sizes);
+  OwnedTensor addend;
+  if (residual != nullptr) {
+    require_float32(*residual, "residual");
+    if (residual->dims != x.dims || !std::equal(sizes, sizes + x.dims, residual->sizes)) {
+      fail("residual doesn't have the result's sizes");
+    }
+    addend.reset(new_pixels(*residual));
+    epilogue.residual = addend->as<float>();
+  }
+  const OwnedTensor pixels(new_pixels(x));
   OwnedTensor result(new_channels_last(x.dims, sizes, kFloat32));
-  convolve(c, pixels->as<float>(), packed, bias, act, result->as<float>());
+  convolve(c, pixels->as<float>(), packed, epilogue, result->as<float>());
   return result.release();
 }
 
@@ -205,7 +219,7 @@ Tensor* new_plain(const Tensor& given_x, const Tensor& given_weight, const Tenso
     const Block packed(std::max<int64_t>(1, c.packed_elements()));
     pack_weights(c, weight, packed.get());
     const float* const vector = vector_of(bias, c.channels_out, "bias", &bias_copy);
-    result.reset(new_convolution(c, x, packed.get(), vector, Activation::kNone));
+    result.reset(new_convolution(c, x, packed.get(), nullptr, {.bias = vector}));
   }
   if (!torchs_result_is_channels_last(given_x, given_weight)) {
     result.reset(new_row_major(*result));
@@ -233,16 +247,20 @@ EC_API int32_t ec_aoti_torch_cpu_convolution(
   });
 }
 
-EC_API int32_t ec_aoti_torch_cpu_ec_convolution(
-    AtenTensorHandle x, AtenTensorHandle w_packed, AtenTensorHandle* bias, const int64_t* kernel,
-    int64_t kernel_len, const int64_t* stride, int64_t stride_len, const int64_t* padding,
-    int64_t padding_len, const int64_t* dilation, int64_t dilation_len, int32_t transposed,
-    int64_t groups, int64_t n, int64_t act, AtenTensorHandle* ret) {
+EC_API int32_t ec_aoti_torch_cpu_ec_convolution(AtenTensorHandle x, AtenTensorHandle w_packed,
+                                                AtenTensorHandle* bias, AtenTensorHandle* residual,
+                                                const int64_t* kernel, int64_t kernel_len,
+                                                const int64_t* stride, int64_t stride_len,
+                                                const int64_t* padding, int64_t padding_len,
+                                                const int64_t* dilation, int64_t dilation_len,
+                                                int32_t transposed, int64_t groups, int64_t n,
+                                                int64_t act, AtenTensorHandle* ret) {
   return guarded("aoti_torch_cpu_ec_convolution", [&] {
     const Tensor &input = *unwrap(x), &packed = *unwrap(w_packed);
     require_float32(input, "x");
     require_float32(packed, "w_packed");
-    const Activation activation = activation_of(act);
+    Epilogue epilogue;
+    set_activation(act, &epilogue);
     const Convolution c = describe(input, {{kernel, kernel_len},
                                            {stride, stride_len},
                                            {padding, padding_len},
@@ -255,9 +273,9 @@ EC_API int32_t ec_aoti_torch_cpu_ec_convolution(
            c.packed_elements());
     }
     OwnedTensor holder;
-    const float* const vector = vector_of(unwrap_optional(bias), n, "bias", &holder);
+    epilogue.bias = vector_of(unwrap_optional(bias), n, "bias", &holder);
     const WorkTimer timer(Work::kConvolution, work_of(c));
-    *ret = wrap(new_convolution(c, input, packed.as<float>(), vector, activation));
+    *ret = wrap(new_convolution(c, input, packed.as<float>(), unwrap_optional(residual), epilogue));
   });
 }
 

@@ -89,7 +89,7 @@ void linear(const Tensor& x, const Tensor& packed, const Tensor* bias, const Ten
   OwnedTensor result(new_contiguous(x.dims, sizes, kFloat32));
 
   Epilogue epilogue;
-  epilogue.act = activation_of(act);
+  set_activation(act, &epilogue);
   OwnedTensor bias_copy;
   epilogue.bias = vector_of(bias, n, "bias", &bias_copy);
   OwnedTensor residual_broadcast;

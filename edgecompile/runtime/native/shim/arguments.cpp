@@ -18,11 +18,13 @@ void require_dims(const Tensor& tensor, int dims, const char* role) {
   if (tensor.dims != dims) fail("%s has %d dimensions instead of %d", role, tensor.dims, dims);
 }
 
-Activation activation_of(int64_t number) {
-  if (number < 0 || number > static_cast<int64_t>(Activation::kSigmoid)) {
+void set_activation(int64_t number, Epilogue* epilogue) {
+  epilogue->act_last = number >= kActLast;
+  const int64_t kind = epilogue->act_last ? number - kActLast : number;
+  if (kind < 0 || kind > static_cast<int64_t>(Activation::kHardsigmoid)) {
     fail("activation %ld is unknown", number);
   }
-  return static_cast<Activation>(number);
+  epilogue->act = static_cast<Activation>(kind);
 }
 
 int64_t require_packed(const Tensor& packed, int64_t n, int64_t k, int64_t count) {

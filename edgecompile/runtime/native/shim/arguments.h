@@ -36,8 +36,10 @@ class RowsView {
   int64_t rows_, columns_, row_stride_;
 };
 
-// The activation of this number; throws Error if there is none.
-Activation activation_of(int64_t number);
+// Sets the activation of this number; those from kActLast on follow the residual's sum. Throws
+// Error if there is none.
+constexpr int64_t kActLast = 32;
+void set_activation(int64_t number, Epilogue* epilogue);
 
 // Elements of one [n, k] weight packed as `packed` is (packed_weight.h). Throws Error unless it has
 // `count` of them behind each other.

@@ -13,8 +13,9 @@ from torch.nn import functional
 
 pytest.importorskip("triton")
 
-from edgecompile.backends.cuda.kernels.convolution import ACTIVATIONS, CONVOLUTION, packed_weight
+from edgecompile.backends.cuda.kernels.convolution import CONVOLUTION, packed_weight
 from edgecompile.backends.cuda.kernels.launch import interpreted
+from edgecompile.backends.operators.ops import ACTIVATIONS
 
 _BOUNDS = {torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
@@ -106,6 +107,7 @@ ENDS = {
     "sigmoid": torch.sigmoid,
     "relu6": functional.relu6,
     "hardswish": functional.hardswish,
+    "hardsigmoid": functional.hardsigmoid,
 }
 
 

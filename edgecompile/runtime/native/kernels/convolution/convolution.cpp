@@ -180,25 +180,29 @@ class Patches {
   bool merged_;
 };
 
-// Rows of one phase, which lie together, to their places among the outputs.
-void spread_rows(const Convolution& c, const ConvPhase& phase, const float* rows, float* out) {
+// Rows of one phase, which lie together and have the bias, to their places among the outputs.
+void spread_rows(const Convolution& c, const ConvPhase& phase, const float* rows,
+                 const Epilogue& epilogue, float* out) {
   const AxisPhase &d = *phase.axes[0], &h = *phase.axes[1], &w = *phase.axes[2];
   parallel_for(c.batch * d.count * h.count, [&](int64_t i) {
     const int64_t y = h.first + i % h.count * h.step;
     const int64_t z = d.first + i / h.count % d.count * d.step;
     const int64_t image = i / h.count / d.count;
-    float* const line =
-        out + ((image * c.axes[0].out + z) * c.axes[1].out + y) * c.axes[2].out * c.channels_out;
+    const int64_t first =
+        (((image * c.axes[0].out + z) * c.axes[1].out + y) * c.axes[2].out + w.first) *
+        c.channels_out;
+    float* const line = out + first;
     const float* const from = rows + i * w.count * c.channels_out;
     for (int64_t j = 0; j < w.count; ++j) {
-      copy_floats(from + j * c.channels_out, c.channels_out,
-                  line + (w.first + j * w.step) * c.channels_out);
+      copy_floats(from + j * c.channels_out, c.channels_out, line + j * epilogue.ld_residual);
     }
+    finish_rows(epilogue, epilogue.residual == nullptr ? nullptr : epilogue.residual + first, line,
+                epilogue.ld_residual, w.count, c.channels_out);
   });
 }
 
 void convolve_phase(const Convolution& c, const ConvPhase& phase, const float* x,
-                    const float* packed, const float* bias, Activation act, float* out) {
+                    const float* packed, const Epilogue& epilogue, float* out) {
   const AxisPhase &d = *phase.axes[0], &h = *phase.axes[1], &w = *phase.axes[2];
   const int64_t m = c.batch * d.count * h.count * w.count;
   if (m == 0) return;
@@ -209,22 +213,27 @@ void convolve_phase(const Convolution& c, const ConvPhase& phase, const float* x
   p.b = packed + phase.k0 * kPanel;
   p.b_batch = packed_elements(p.n, c.k());
   p.b_panel = c.k() * kPanel;
-  p.bias = bias, p.bias_batch = p.n;
+  p.bias_batch = p.n;
   p.c_batch = p.n;
-  p.act = act;
+  p.epilogue = epilogue;
+  p.epilogue.ld_residual = w.step * c.channels_out;
+  p.epilogue.residual_batch = p.n;
   // Outputs of one phase are evenly spaced where there is one line of them alone.
   const bool whole = d.step == 1 && h.step == 1 && w.step == 1;
   const bool one_line = c.batch == 1 && c.axes[0].out == 1 && c.axes[1].out == 1;
   if (whole || one_line) {
     p.c = out + w.first * c.channels_out;
     p.ldc = w.step * c.channels_out;
+    if (epilogue.residual != nullptr) p.epilogue.residual += w.first * c.channels_out;
     return gemm_gathered(p);
   }
+  const Epilogue spread = p.epilogue;
+  p.epilogue = {.bias = epilogue.bias};
   const Block rows(m * c.channels_out);
   p.c = rows.get();
   p.ldc = c.channels_out;
   gemm_gathered(p);
-  spread_rows(c, phase, rows.get(), out);
+  spread_rows(c, phase, rows.get(), spread, out);
 }
 
 // A kernel of one place, everything as it lies: the images are one long line of pixels.
@@ -242,15 +251,15 @@ Convolution simplified(const Convolution& c) {
 
 }  // namespace
 
-void convolve(const Convolution& given, const float* x, const float* packed, const float* bias,
-              Activation act, float* out) {
+void convolve(const Convolution& given, const float* x, const float* packed,
+              const Epilogue& epilogue, float* out) {
   const Convolution c = simplified(given);
   if (c.places_out() == 0 || c.channels_out == 0) return;
-  if (c.channel_wise()) return convolve_channels(c, x, packed, bias, act, out);
+  if (c.channel_wise()) return convolve_channels(c, x, packed, epilogue, out);
   std::vector<AxisPhase> phases[kMaxSpatial];
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
   each_phase(phases, c.group_in(),
-             [&](const ConvPhase& phase) { convolve_phase(c, phase, x, packed, bias, act, out); });
+             [&](const ConvPhase& phase) { convolve_phase(c, phase, x, packed, epilogue, out); });
 }
 
 }  // namespace ec

@@ -1,6 +1,7 @@
 // Convolutions whose groups have few outputs, depthwise ones above all: channel by channel, in the
 // lanes of vectors.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/block.h"
@@ -30,9 +31,29 @@ struct Lines {
   int64_t planes;       // channels_in of a group
   const float* packed;  // of this phase
   int64_t panel;        // floats from one panel to the next
-  const float* bias;
-  Activation act;
+  const Epilogue& epilogue;
   float* out;
+  // Sums are cut to these bounds while they are in registers, which is all that follows the bias
+  // where `finished`.
+  float least, most;
+  bool finished;
+
+  Lines(const Convolution& c, const ConvPhase& phase, const float* x, int64_t planes,
+        const float* packed, int64_t panel, const Epilogue& epilogue, float* out)
+      : c(c),
+        phase(phase),
+        x(x),
+        planes(planes),
+        packed(packed),
+        panel(panel),
+        epilogue(epilogue),
+        out(out) {
+    const bool relu = epilogue.act == Activation::kRelu, relu6 = epilogue.act == Activation::kRelu6;
+    finished = epilogue.residual == nullptr && (relu || relu6 || epilogue.act == Activation::kNone);
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    least = finished && (relu || relu6) ? 0.0f : -kInfinity;
+    most = finished && relu6 ? 6.0f : kInfinity;
+  }
 };
 
 // Whether groups are as wide as they are deep and don't cross the border of a vector: then one
@@ -42,10 +63,11 @@ bool is_mixed(const Convolution& c) {
   return c.group_in() == c.group_out() && c.group_in() > 1 && kL % c.group_in() == 0;
 }
 
-// `Pixels` outputs from number j of the line on, with channels [column, column + kColumns) of
-// which only `valid` are there. Inside, every tap meets the image; Whole: all channels are there;
-// Mixed: see is_mixed().
-template <int Pixels, bool Inside, bool Whole, bool Mixed>
+// `Pixels` outputs from number j of the line on, with the channels of Vectors vectors from `column`
+// on, of which only `valid` are there, less than a vector fewer. Inside, every tap meets the image;
+// Whole: vectors of the input may be read even so, since other memory of it is behind; Mixed: see
+// is_mixed().
+template <int Pixels, int Vectors, bool Inside, bool Whole, bool Mixed>
 void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, int64_t column,
               int64_t valid) {
   const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
@@ -54,15 +76,19 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
   const int64_t pixel = Mixed ? channels : l.planes * channels;
   const int64_t step = w.advance * pixel;
   const auto load_channels = [valid](const float* from, int v) __attribute__((always_inline)) {
-    const int64_t rest = valid - v * kL;
-    if (Whole || rest >= kL) return load(from + v * kL);
-    return rest > 0 ? load_partial(from + v * kL, rest) : vf32{};
+    const bool whole = Whole || v + 1 < Vectors;
+    return whole ? load(from + v * kL) : load_partial(from + v * kL, valid - v * kL);
   };
 
-  vf32 sums[Pixels][kVectors];
+  const float* const bias = l.epilogue.bias;
+  vf32 sums[Pixels][Vectors];
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; ++v) {
-    const vf32 start = l.bias != nullptr ? load_channels(l.bias + column, v) : vf32{};
+  for (int v = 0; v < Vectors; ++v) {
+    vf32 start{};
+    if (bias != nullptr) {
+      const float* const from = bias + column + v * kL;
+      start = valid >= (v + 1) * kL ? load(from) : load_partial(from, valid - v * kL);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < Pixels; ++r) sums[r][v] = start;
   }
@@ -74,14 +100,14 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
                        uint32_t there) __attribute__((always_inline)) {
     for (int64_t i = 0; i < count; ++i, from += Mixed ? 0 : stride, weights += kPanel) {
       const vi32 lanes = own + static_cast<int32_t>(i);
-      vf32 weight[kVectors];
+      vf32 weight[Vectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) weight[v] = load(weights + v * kL);
+      for (int v = 0; v < Vectors; ++v) weight[v] = load(weights + v * kL);
 #pragma GCC unroll 8
       for (int r = 0; r < Pixels; ++r) {
         if (!Inside && (there >> r & 1) == 0) continue;
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < Vectors; ++v) {
           vf32 value = load_channels(from + r * step, v);
           if constexpr (Mixed) value = permute(value, lanes);
           sums[r][v] = fma(value, weight[v], sums[r][v]);
@@ -125,37 +151,50 @@ void run_tile(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j, 
   }
 
   const int64_t z = d.first + jd * d.step, y = h.first + jh * h.step;
-  float* out =
-      l.out +
+  const int64_t at =
       (((batch * axes[0].out + z) * axes[1].out + y) * axes[2].out + w.first + j * w.step) *
           channels +
       column;
-  for (int r = 0; r < Pixels; ++r, out += w.step * channels) {
+  const int64_t apart_out = w.step * channels;
+  float* const out = l.out + at;
+  const vf32 low = broadcast(l.least), high = broadcast(l.most);
+  for (int r = 0; r < Pixels; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      if constexpr (Whole) {
-        store(out + v * kL, sums[r][v]);
+    for (int v = 0; v < Vectors; ++v) {
+      const vf32 value = min(high, max(low, sums[r][v]));  // NaN stays
+      if (v + 1 < Vectors || valid == Vectors * kL) {
+        store(out + r * apart_out + v * kL, value);
       } else {
-        store_partial(out + v * kL, sums[r][v], std::max<int64_t>(0, valid - v * kL));
+        store_partial(out + r * apart_out + v * kL, value, valid - v * kL);
       }
     }
-    activate(l.act, out, Whole ? kColumns : valid);
   }
+  if (l.finished) return;
+  Epilogue rest = l.epilogue;
+  rest.ld_residual = apart_out;
+  finish_rows(rest, rest.residual == nullptr ? nullptr : rest.residual + at, out, apart_out, Pixels,
+              valid);
 }
 
 using RunTile = void (*)(const Lines&, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 
-// run[inside][whole][pixels - 1]
+// run[vectors - 1][inside][whole][pixels - 1]
 template <bool Mixed>
 struct TileTable {
-  RunTile run[2][2][kPixels];
+  RunTile run[kVectors][2][2][kPixels];
   constexpr TileTable() : TileTable(std::make_integer_sequence<int, kPixels>{}) {}
 
  private:
   template <int... P>
   explicit constexpr TileTable(std::integer_sequence<int, P...>)
-      : run{{{run_tile<P + 1, false, false, Mixed>...}, {run_tile<P + 1, false, true, Mixed>...}},
-            {{run_tile<P + 1, true, false, Mixed>...}, {run_tile<P + 1, true, true, Mixed>...}}} {}
+      : run{{{{run_tile<P + 1, 1, false, false, Mixed>...},
+              {run_tile<P + 1, 1, false, true, Mixed>...}},
+             {{run_tile<P + 1, 1, true, false, Mixed>...},
+              {run_tile<P + 1, 1, true, true, Mixed>...}}},
+            {{{run_tile<P + 1, 2, false, false, Mixed>...},
+              {run_tile<P + 1, 2, false, true, Mixed>...}},
+             {{run_tile<P + 1, 2, true, false, Mixed>...},
+              {run_tile<P + 1, 2, true, true, Mixed>...}}}} {}
 };
 constexpr TileTable<false> kTable;
 constexpr TileTable<true> kMixedTable;
@@ -171,13 +210,44 @@ int64_t block_channels(const Lines& l) {
   return std::max(kPanel, kCacheFloats / std::max<int64_t>(1, values) / kPanel * kPanel);
 }
 
+// The outputs [begin, end) of a line all of whose taps meet the image.
+struct Inside {
+  int64_t begin, end;
+
+  explicit Inside(const Lines& l) : begin(0), end(l.phase.axes[2]->count) {
+    const AxisPhase& w = *l.phase.axes[2];
+    if (w.offsets.empty()) return;
+    const auto [low, high] = std::minmax(w.offsets.front(), w.offsets.back());
+    const int64_t room = l.c.axes[2].in - high;  // places that the last tap can meet
+    begin = std::min(end, low < 0 ? (-low + w.advance - 1) / w.advance : 0);
+    end = std::clamp<int64_t>(room > 0 ? (room - 1) / w.advance + 1 : 0, begin, end);
+  }
+};
+
+// Floats of the input from the last plane's first channel on, at the last place that output j of a
+// line may read.
+int64_t readable_floats(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j) {
+  const int64_t js[] = {jd, jh, j};
+  int64_t place = batch;
+  for (int i = 0; i < kMaxSpatial; ++i) {
+    const AxisPhase& axis = *l.phase.axes[i];
+    const int64_t in = l.c.axes[i].in;
+    if (axis.offsets.empty()) return 0;
+    const int64_t last = js[i] * axis.advance + std::max(axis.offsets.front(), axis.offsets.back());
+    place = place * in + std::max<int64_t>(0, std::min(last, in - 1));
+  }
+  const int64_t planes = is_mixed(l.c) ? 1 : l.planes;
+  return ((l.c.places_in() - place) * planes - (planes - 1)) * l.c.channels_out;
+}
+
 // Outputs [begin, end) of one line, with the channels [first, last).
-void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
-              int64_t last) {
-  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
+void run_piece(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
+               int64_t last) {
+  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1];
   const int64_t jh = line % h.count, jd = line / h.count % d.count;
   const int64_t batch = line / h.count / d.count;
   const int64_t tiles = (end - begin + kPixels - 1) / kPixels;
+  const Inside all(l);
   const int64_t block = block_channels(l);
   const auto& run = is_mixed(l.c) ? kMixedTable.run : kTable.run;
   for (int64_t channel = first; channel < last; channel += block) {
@@ -185,17 +255,28 @@ void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t 
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t j = begin + (end - begin) * i / tiles;
       const int64_t pixels = begin + (end - begin) * (i + 1) / tiles - j;
-      bool inside = true;
-      if (!w.offsets.empty()) {
-        const auto [low, high] = std::minmax(w.offsets.front(), w.offsets.back());
-        inside = j * w.advance + low >= 0 && (j + pixels - 1) * w.advance + high < l.c.axes[2].in;
-      }
+      const bool inside = j >= all.begin && j + pixels <= all.end;
+      const int64_t readable = readable_floats(l, batch, jd, jh, j + pixels - 1);
       for (int64_t column = channel; column < block_end; column += kColumns) {
         const int64_t valid = std::min<int64_t>(kColumns, block_end - column);
-        run[inside][valid == kColumns][pixels - 1](l, batch, jd, jh, j, column, valid);
+        const int64_t vectors = (valid + kL - 1) / kL;
+        const bool whole = valid == vectors * kL || column + vectors * kL <= readable;
+        run[vectors - 1][inside][whole][pixels - 1](l, batch, jd, jh, j, column, valid);
       }
     }
   }
+}
+
+// As run_piece(). Tiles whose taps may miss the image take several times as long, so those at the
+// ends of a line have no more outputs than need be.
+void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
+              int64_t last) {
+  const Inside all(l);
+  const int64_t from = std::clamp(all.begin, begin, end), to = std::clamp(all.end, from, end);
+  if (to - from < kPixels) return run_piece(l, line, begin, end, first, last);
+  run_piece(l, line, begin, from, first, last);
+  run_piece(l, line, from, to, first, last);
+  run_piece(l, line, to, end, first, last);
 }
 
 void run_phase(const Lines& l) {
@@ -245,16 +326,16 @@ void expand(const Convolution& c, const float* x, float* out) {
 
 }  // namespace
 
-void convolve_channels(const Convolution& c, const float* x, const float* packed, const float* bias,
-                       Activation act, float* out) {
+void convolve_channels(const Convolution& c, const float* x, const float* packed,
+                       const Epilogue& epilogue, float* out) {
   const bool as_is = is_mixed(c) || (c.group_in() == 1 && c.group_out() == 1);
   const Block expanded(as_is ? 0 : c.places_in() * c.group_in() * c.channels_out);
   if (!as_is) expand(c, x, expanded.get());
   std::vector<AxisPhase> phases[kMaxSpatial];
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
   each_phase(phases, c.group_in(), [&](const ConvPhase& phase) {
-    run_phase({c, phase, as_is ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
-               c.k() * kPanel, bias, act, out});
+    run_phase(Lines(c, phase, as_is ? x : expanded.get(), c.group_in(), packed + phase.k0 * kPanel,
+                    c.k() * kPanel, epilogue, out));
   });
 }
 

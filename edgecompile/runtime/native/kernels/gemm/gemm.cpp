@@ -41,17 +41,6 @@ struct Product {
 // For copies of slices of A and B.
 thread_local Scratch t_scratch;
 
-// The rest of the epilogue, for a block of C that holds sums with the bias.
-void finish_block(const Epilogue& e, float* c, int64_t ldc, const float* residual, int64_t rows,
-                  int64_t columns) {
-  for (int64_t r = 0; r < rows; ++r, c += ldc) {
-    activate(e.act, c, columns);
-    if (residual == nullptr) continue;
-    const float* from = residual + r * e.ld_residual;
-    for (int64_t j = 0; j < columns; ++j) c[j] += e.beta * from[j];
-  }
-}
-
 // Rows [m0, m0 + rows) of one product of the batch.
 struct Rows {
   const Product& p;
@@ -106,13 +95,21 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
   float* const c = rows.c + r0 * p.ldc + n0;
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
+  if (residual != nullptr) {
+    // Its rows lie far apart, so that no CPU foresees them.
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t x = 0; x < valid; x += 16) {
+        __builtin_prefetch(residual + r * e.ld_residual + x);
+      }
+    }
+  }
   if (valid == width && !p.residual_in_c) {
     t.c = c;
     t.ldc = p.ldc;
     t.residual = rows.add_in_tile ? residual : nullptr;
     t.ld_residual = e.ld_residual;
     chosen.run[count - 1](t);
-    if (last && !rows.add_in_tile) finish_block(e, c, p.ldc, residual, count, valid);
+    if (last && !rows.add_in_tile) finish_rows(e, residual, c, p.ldc, count, valid);
     return;
   }
   alignas(64) float sums[kTileRows * kPanel];
@@ -127,7 +124,7 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
     }
   }
   chosen.run[count - 1](t);
-  if (last) finish_block(e, sums, kPanel, residual, count, valid);
+  if (last) finish_rows(e, residual, sums, kPanel, count, valid);
   for (int64_t r = 0; r < count; ++r) std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
 }
 
@@ -225,10 +222,8 @@ void run(int64_t batch, Product& p) {
 
 void gemm_gathered(const GatheredProduct& g) {
   if (g.batch <= 0 || g.m <= 0 || g.n <= 0) return;
-  Product p{g.m, g.n, g.k,  nullptr, 0,         0,     1,  g.b,  g.b_batch,
-            0,   0,   true, g.c,     g.c_batch, g.ldc, {}, false};
-  p.epilogue.bias = g.bias;
-  p.epilogue.act = g.act;
+  Product p{g.m, g.n, g.k,  nullptr, 0,         0,     1,          g.b,  g.b_batch,
+            0,   0,   true, g.c,     g.c_batch, g.ldc, g.epilogue, false};
   p.b_panel = g.b_panel;
   p.bias_batch = g.bias_batch;
   p.rows = &g.a;

@@ -26,9 +26,13 @@ enum class Activation : int32_t {
   kSilu = 4,
   kTanh = 5,
   kSigmoid = 6,
+  kRelu6 = 7,
+  kHardswish = 8,
+  kHardsigmoid = 9,
 };
 
-// C = act(alpha·A·B + beta·bias) + beta·residual.
+// C = act(alpha·A·B + beta·bias) + beta·residual, or with act_last
+// act(alpha·A·B + beta·bias + beta·residual).
 struct Epilogue {
   const float* bias = nullptr;      // [N], one per column
   const float* residual = nullptr;  // M×N; may be C itself
@@ -37,10 +41,16 @@ struct Epilogue {
   float alpha = 1.0f;
   float beta = 1.0f;
   int64_t residual_batch = 0;  // from one matrix of a batch to the next
+  bool act_last = false;
 };
 
 // act(x) in place for n floats.
 void activate(Activation act, float* x, int64_t n);
+
+// What follows the bias: rows of C, which hold the sums with it, become C's results. `residual` is
+// that of the first row, or null.
+void finish_rows(const Epilogue& epilogue, const float* residual, float* c, int64_t ldc,
+                 int64_t rows, int64_t columns);
 
 // C[M×N] from A[M×K] with contiguous rows and a packed B. M, N or K may be 0.
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
@@ -61,18 +71,17 @@ struct RowSource {
   const void* ctx;
 };
 
-// C = act(A·B + bias) for each of `batch` matrices, A from a source and B packed.
+// As gemm_batched, A from a source and B packed. alpha and beta are 1, and the residual isn't C.
 struct GatheredProduct {
   int64_t batch, m, n, k;
   RowSource a;
   const float* b;
   int64_t b_batch;
   int64_t b_panel;  // from one panel of B to the next: k·kPanel, or more if B is a part of one
-  const float* bias;
+  Epilogue epilogue;
   int64_t bias_batch;
   float* c;
   int64_t c_batch, ldc;
-  Activation act;
 };
 void gemm_gathered(const GatheredProduct& product);
 

@@ -1,4 +1,4 @@
-// Activations over rows of C while they are in the nearest cache.
+// What follows a product, over rows of C while they are in the nearest cache.
 #include "kernels/gemm/gemm.h"
 #include "math/simd.h"
 #include "math/vecmath.h"
@@ -6,32 +6,73 @@
 namespace ec {
 namespace {
 
+EC_INLINE vf32 relu6(vf32 x) { return min(broadcast(6.0f), max(vf32{}, x)); }
+EC_INLINE vf32 hardsigmoid(vf32 x) { return relu6(x + 3.0f) * (1.0f / 6.0f); }
+
+// f(function of a vector) for the one that `act` names.
 template <class F>
-EC_INLINE void apply(float* x, int64_t n, const F& f) {
+EC_INLINE void with_activation(Activation act, const F& f) {
+  switch (act) {
+    case Activation::kNone:
+      return f([](vf32 v) { return v; });
+    case Activation::kRelu:  // NaN stays, as in all of these
+      return f([](vf32 v) { return max(vf32{}, v); });
+    case Activation::kGeluErf:
+      return f([](vf32 v) { return vgelu_erf(v); });
+    case Activation::kGeluTanh:
+      return f([](vf32 v) { return vgelu_tanh(v); });
+    case Activation::kSilu:
+      return f([](vf32 v) { return vsilu(v); });
+    case Activation::kTanh:
+      return f([](vf32 v) { return vtanh(v); });
+    case Activation::kSigmoid:
+      return f([](vf32 v) { return vsigmoid(v); });
+    case Activation::kRelu6:
+      return f([](vf32 v) { return relu6(v); });
+    case Activation::kHardswish:
+      return f([](vf32 v) { return v * hardsigmoid(v); });
+    case Activation::kHardsigmoid:
+      return f([](vf32 v) { return hardsigmoid(v); });
+  }
+}
+
+// x[i] = f(x[i], y[i]) for n floats; y isn't read where it is null.
+template <class F>
+EC_INLINE void apply(float* x, const float* y, int64_t n, const F& f) {
   int64_t i = 0;
-  for (; i + kFloatLanes <= n; i += kFloatLanes) store(x + i, f(load(x + i)));
-  if (i < n) store_partial(x + i, f(load_partial(x + i, n - i)), n - i);
+  for (; i + kFloatLanes <= n; i += kFloatLanes) {
+    store(x + i, f(load(x + i), y == nullptr ? vf32{} : load(y + i)));
+  }
+  if (i == n) return;
+  const vf32 rest = y == nullptr ? vf32{} : load_partial(y + i, n - i);
+  store_partial(x + i, f(load_partial(x + i, n - i), rest), n - i);
 }
 
 }  // namespace
 
 void activate(Activation act, float* x, int64_t n) {
-  switch (act) {
-    case Activation::kNone:
-      return;
-    case Activation::kRelu:  // NaN stays
-      return apply(x, n, [](vf32 v) { return max(vf32{}, v); });
-    case Activation::kGeluErf:
-      return apply(x, n, [](vf32 v) { return vgelu_erf(v); });
-    case Activation::kGeluTanh:
-      return apply(x, n, [](vf32 v) { return vgelu_tanh(v); });
-    case Activation::kSilu:
-      return apply(x, n, [](vf32 v) { return vsilu(v); });
-    case Activation::kTanh:
-      return apply(x, n, [](vf32 v) { return vtanh(v); });
-    case Activation::kSigmoid:
-      return apply(x, n, [](vf32 v) { return vsigmoid(v); });
-  }
+  if (act == Activation::kNone) return;
+  with_activation(act,
+                  [&](const auto& f) { apply(x, nullptr, n, [&](vf32 v, vf32) { return f(v); }); });
+}
+
+void finish_rows(const Epilogue& e, const float* residual, float* c, int64_t ldc, int64_t rows,
+                 int64_t columns) {
+  if (residual == nullptr && e.act == Activation::kNone) return;
+  const vf32 beta = broadcast(e.beta);
+  with_activation(e.act, [&](const auto& act) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* const x = c + r * ldc;
+      const float* const y = residual == nullptr ? nullptr : residual + r * e.ld_residual;
+      if (y == nullptr) {
+        apply(x, y, columns, [&](vf32 v, vf32) { return act(v); });
+      } else if (e.act_last) {
+        apply(x, y, columns, [&](vf32 v, vf32 w) { return act(fma(beta, w, v)); });
+      } else {
+        apply(x, y, columns, [&](vf32 v, vf32 w) { return fma(beta, w, act(v)); });
+      }
+    }
+  });
 }
 
 }  // namespace ec

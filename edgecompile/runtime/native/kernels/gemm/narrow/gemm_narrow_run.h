@@ -74,7 +74,8 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
       for (int64_t j = 0; j < kPanel; j += kL) write(to, residual, j, act(scaled(r, j)));
     }
   };
-  if (columns.count == kPanel) {
+  const bool act_after_sum = e.act_last && e.residual != nullptr;
+  if (columns.count == kPanel && (!act_after_sum || e.act == Activation::kNone)) {
     switch (e.act) {
       case Activation::kNone:
         return write_panel([](vf32 x) { return x; });
@@ -93,20 +94,9 @@ void finish_narrow(const NarrowProduct<Math>& p, int64_t r0, int64_t rows, int64
       store(results + r * kPanel + j, scaled(r, j));
     }
   }
-  if (columns.count == kPanel) {
-    activate(e.act, results, rows * kPanel);
-  } else {
-    for (int64_t r = 0; r < rows; ++r) activate(e.act, results + r * kPanel, columns.count);
-  }
+  finish_rows(e, residual_of(0), results, kPanel, rows, columns.count);
   for (int64_t r = 0; r < rows; ++r) {
-    const float* const from = results + r * kPanel;
-    float* const to = p.c + (r0 + r) * p.ldc + n0;
-    const float* const residual = residual_of(r);
-    int64_t j = 0;
-    for (; j + kL <= columns.count; j += kL) write(to, residual, j, load(from + j));
-    for (; j < columns.count; ++j) {
-      to[j] = residual == nullptr ? from[j] : from[j] + e.beta * residual[j];
-    }
+    std::copy_n(results + r * kPanel, columns.count, p.c + (r0 + r) * p.ldc + n0);
   }
 }
 
