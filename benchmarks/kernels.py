@@ -49,6 +49,7 @@ SOURCES = (
     "kernels/attention/attention.cpp",
     "kernels/convolution/convolution.cpp",
     "kernels/convolution/convolution_channels.cpp",
+    "kernels/convolution/convolution_winograd.cpp",
     "base/allocator.cpp",
 )
 FLAGS = (

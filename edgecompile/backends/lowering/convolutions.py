@@ -40,6 +40,7 @@ from edgecompile.backends.operators.convolution import (
     CONVOLUTION,
     Geometry,
     canonical_weight,
+    choose_tile,
     pack_convolution,
 )
 
@@ -246,10 +247,13 @@ def bias_node(gm: GraphModule, bias: Folded | None) -> Node | None:
 
 def _emit_convolution(gm: GraphModule, match: Match, last: Node, activation: int) -> None:
     g, weight = match.geometry, match.weight
-    n = int(weight.tensor.shape[0])
+    n, channels = map(int, weight.tensor.shape[:2])
+    result = value_of(match.node)
+    known = result is not None and all(isinstance(size, int) for size in result.shape[2:])
+    tile = choose_tile(g, channels, result.shape[2:]) if result is not None and known else 0
     with gm.graph.inserting_before(match.node):
         packed = constant_node(
-            gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g), repr(g)
+            gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g, tile), repr(g), tile
         )
         args = (match.x, packed, bias_node(gm, match.bias), None, *g.arguments, n, activation)
     replace(gm, match.node, CONVOLUTION, args, last)

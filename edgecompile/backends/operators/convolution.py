@@ -5,6 +5,9 @@ A weight is taken in the form ``[out, in of a group, *kernel]``, transposed conv
 (:func:`tap_order`), which are packed as :func:`edgecompile.backends.operators.ops.pack_weight` packs: all
 groups as one matrix where a group has few outputs (:func:`is_channel_wise`), else each group by
 itself, one group's panels after the other's. ``native/kernels/convolution/convolution.h`` reads the same.
+
+A weight of 3×3 may be packed for Winograd's tiles instead (:func:`choose_tile`): in place of nine
+taps are the points of a tile, 16 or 36. The number of elements tells which it is.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +25,15 @@ from edgecompile.backends.operators import ops
 
 _Sizes = Sequence[int]
 _CHANNEL_WISE = 8  # outputs of a group up to which vectors run over channels
+
+#: Where the polynomials of Winograd's tiles are evaluated beside infinity, by the outputs along a
+#: tile's side. ``convolution_winograd.cpp`` has the same.
+_POINTS = {2: (0, 1, -1), 4: (0, 0.75, -0.75, 1.5, -1.5)}
+# Channels in from which tiles pay, and up to which a block of them stays in the second cache.
+_TILED_CHANNELS = {2: range(16, 1025), 4: range(16, 513)}
+# Outputs of an image from which tiles pay. Their weights take 16/9 and 4 times the memory, and
+# reading those costs more than multiplications save where few outputs share them.
+_TILED_OUTPUTS = {2: 64, 4: 512}
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,13 @@ class Geometry:
         ones, zeros = (1,) * len(self.kernel), (0,) * len(self.kernel)
         return (self.kernel, self.stride, self.begins, self.ends) == (ones, ones, zeros, zeros)
 
+    @property
+    def tileable(self) -> bool:
+        """Whether Winograd's tiles can compute it."""
+        if self.groups != 1 or self.transposed:
+            return False
+        return (self.kernel, self.stride, self.dilation) == ((3, 3), (1, 1), (1, 1))
+
 
 def is_channel_wise(groups: int, n: int) -> bool:
     """Whether a convolution with ``n`` outputs in all is computed channel by channel."""
@@ -107,9 +127,43 @@ def tap_order(geometry: Geometry) -> list[tuple[int, ...]]:
     return [tap for phases in product(*axes) for tap in product(*phases)]
 
 
-def pack_convolution(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Packs a canonical weight ``[out, in of a group, *kernel]``: float32 ``[panels, K, 32]``."""
+def choose_tile(geometry: Geometry, channels: int, sizes: _Sizes) -> int:
+    """The outputs along the side of the tile that pays; 0: none.
+
+    Args:
+        geometry: the convolution.
+        channels: the number of channels in.
+        sizes: the height and width of the result.
+    """
+    if not geometry.tileable:
+        return 0
+    for tile in (4, 2):
+        if channels in _TILED_CHANNELS[tile] and sizes[0] * sizes[1] >= _TILED_OUTPUTS[tile]:
+            return tile
+    return 0
+
+
+def _weight_transform(tile: int) -> Tensor:
+    """Float64 ``[tile + 2, 3]``: three taps of one axis to a tile's points, infinity the last."""
+    points = np.array(_POINTS[tile])
+    apart = points[:, None] - points + np.eye(len(points))
+    rows = np.vander(points, 3, increasing=True) / apart.prod(axis=1, keepdims=True)
+    return torch.from_numpy(np.vstack([rows, [0, 0, 1]]))
+
+
+def pack_convolution(weight: Tensor, geometry: Geometry, tile: int = 0) -> Tensor:
+    """Packs a canonical weight ``[out, in of a group, *kernel]``: float32 ``[panels, K, 32]``.
+
+    Args:
+        weight: the weight.
+        geometry: the convolution.
+        tile: what :func:`choose_tile` gives; 0: the taps as they are.
+    """
     n, groups = weight.shape[0], geometry.groups
+    if tile:
+        g = _weight_transform(tile)
+        points = torch.einsum("pi,qj,ncij->npqc", g, g, weight.double())
+        return ops.pack_weight(points.reshape(n, -1).float())
     taps = [weight[_at(tap)] for tap in tap_order(geometry)]
     rows = torch.stack(taps, 1).reshape(n, -1)
     if groups == 1 or is_channel_wise(groups, n):
@@ -121,6 +175,12 @@ def _unpack(packed: Tensor, geometry: Geometry, n: int, width: int) -> Tensor:
     """The canonical weight that :func:`pack_convolution` packed; ``width`` channels in a group."""
     order = tap_order(geometry)
     k, groups = len(order) * width, geometry.groups
+    for tile in _POINTS if geometry.tileable else ():
+        if packed.shape[1] == (tile + 2) ** 2 * width:
+            points = ops.unpack_weight(packed, n, (tile + 2) ** 2 * width).double()
+            inverse = torch.linalg.pinv(_weight_transform(tile))
+            points = points.reshape(n, tile + 2, tile + 2, width)
+            return torch.einsum("ip,jq,npqc->ncij", inverse, inverse, points).float()
     if groups == 1 or is_channel_wise(groups, n):
         rows = ops.unpack_weight(packed, n, k)
     else:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.inductor.compat import generate_cpp
+from edgecompile.backends.lowering.constants import constant_of, value_of
+from edgecompile.backends.operators.convolution import CONVOLUTION
 from edgecompile.targets.profile import load_variant
 from tests.backends.cpu.lowering.test_lower import lowered, targets
 
@@ -114,3 +116,40 @@ def test_views_of_results_in_another_order_are_copies(kernel: int) -> None:
         torch.testing.assert_close(graph(**example), module(**example), rtol=1e-5, atol=1e-5)
     # The code generator traces the graph anew, and refuses views that can't be.
     generate_cpp(graph, example, load_variant("x86-64-v3"))
+
+
+class Residual(nn.Module):
+    """A block of a ResNet at each of three sizes of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (
+            nn.Sequential(nn.Conv2d(n, n, 3, padding=1, bias=False), nn.BatchNorm2d(n), nn.ReLU())
+            for n in (16, 32, 48)
+        )
+        self.widen, self.widen_more = nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 48, 3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.widen((x + self.first(x)).relu())
+        z = self.widen_more((y + self.second(y)).relu())
+        return (z + self.third(z)).relu()
+
+
+def test_weights_are_packed_for_tiles_by_the_size_of_the_image() -> None:
+    torch.manual_seed(0)
+    module, x = Residual().eval(), torch.randn(2, 16, 26, 25)
+    graph, report = lowered(module, {"x": x})
+    assert report.counts["convolutions"] == 5
+    shapes = [
+        (w.shape[1], channels)
+        for w, channels in (
+            (constant_of(graph, node.args[1]), value_of(node.args[0]).shape[1])  # type: ignore[union-attr]
+            for node in graph.graph.nodes
+            if node.target is CONVOLUTION
+        )
+        if w is not None
+    ]
+    points = [k // channels for k, channels in shapes]
+    assert points == [36, 9, 16, 9, 9]
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x=x), module(x), rtol=2e-5, atol=2e-5)

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "kernels/attention/attention.h"
@@ -250,7 +251,8 @@ constexpr ConvolutionCase kConvolutions[] = {
     {"HiFi-GAN up", 512, 256, 1, 100, 1, 16, 8, 1, false, true},
 };
 
-void bench_convolution(int threads, const ConvolutionCase& s) {
+// `tile`: Convolution::tile. Weights that it doesn't suit are passed over.
+void bench_convolution(int threads, const ConvolutionCase& s, int64_t tile) {
   Convolution c;
   c.channels_in = s.channels, c.channels_out = s.outputs, c.groups = s.groups;
   c.transposed = s.transposed;
@@ -264,6 +266,9 @@ void bench_convolution(int threads, const ConvolutionCase& s) {
     axis.out = s.transposed ? (axis.in - 1) * axis.stride + axis.kernel
                             : (axis.in + 2 * axis.padding - axis.kernel) / axis.stride + 1;
   }
+  if (tile != 0 && !c.has_tiles()) return;
+  c.tile = tile;
+  const std::string way = tile == 0 ? "" : ", tiles of " + std::to_string(tile);
   const Floats x(c.places_in() * s.channels), w(c.packed_elements()), bias(s.outputs);
   const Floats out(c.places_out() * s.outputs);
   Peak peak(threads);
@@ -273,11 +278,11 @@ void bench_convolution(int threads, const ConvolutionCase& s) {
   const int64_t products = s.transposed ? c.places_in() : c.places_out();
   const double g = 2.0 * static_cast<double>(products * s.outputs * c.k()) / t / 1e9;
   std::printf(
-      "{\"kernel\": \"convolution\", \"threads\": %d, \"model\": \"%s\", \"input\": [1, %ld, "
+      "{\"kernel\": \"convolution\", \"threads\": %d, \"model\": \"%s%s\", \"input\": [1, %ld, "
       "%ld, %ld], \"outputs\": %ld, \"kernel_size\": [%ld, %ld], \"stride\": [%ld, %ld], "
       "\"padding\": [%ld, %ld], \"groups\": %ld, \"transposed\": %s, \"us\": %.2f, \"gflops\": "
       "%.1f, \"of_peak\": %.3f}\n",
-      threads, s.model, static_cast<long>(s.channels), static_cast<long>(s.height),
+      threads, s.model, way.c_str(), static_cast<long>(s.channels), static_cast<long>(s.height),
       static_cast<long>(s.width), static_cast<long>(s.outputs), static_cast<long>(s.kernel_h),
       static_cast<long>(s.kernel_w), static_cast<long>(c.axes[1].stride),
       static_cast<long>(c.axes[2].stride), static_cast<long>(padding[0]),
@@ -375,7 +380,9 @@ int main(int argc, char** argv) {
       for (Weights w : kinds) bench_gemm(w, n_threads, 49, s[0], s[1], true, Activation::kGeluErf);
     }
     for (const ConvolutionCase& convolution : kConvolutions) {
-      if (want("convolution")) bench_convolution(n_threads, convolution);
+      for (int64_t tile : {0, 2, 4}) {
+        if (want("convolution")) bench_convolution(n_threads, convolution, tile);
+      }
     }
     for (int64_t length : {16, 49, 128, 256, 512}) {
       if (!want("attention") || (only_length && length != only_length)) continue;

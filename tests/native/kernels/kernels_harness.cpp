@@ -111,11 +111,12 @@ EC_API void t_attention(const AttentionArgs* args) { attention(*args); }
 
 // `axes`: in, out, kernel, stride, dilation and padding for each of three axes.
 EC_API void t_convolve(int64_t batch, int64_t groups, int64_t in, int64_t out_channels,
-                       bool transposed, const int64_t* axes, const float* x, const float* packed,
-                       const Epilogue* epilogue, float* out) {
+                       bool transposed, int64_t tile, const int64_t* axes, const float* x,
+                       const float* packed, const Epilogue* epilogue, float* out) {
   Convolution c;
   c.batch = batch, c.groups = groups, c.channels_in = in, c.channels_out = out_channels;
   c.transposed = transposed;
+  c.tile = tile;
   for (ConvAxis& axis : c.axes) {
     axis = {axes[0], axes[1], axes[2], axes[3], axes[4], axes[5]};
     axes += 6;

@@ -96,9 +96,55 @@ def pack(w: np.ndarray, axes: list[Axis], groups: int, transposed: bool) -> np.n
     return np.ascontiguousarray(np.concatenate(panels))
 
 
+#: Of Winograd's tiles, by the outputs along a side.
+POINTS = {2: (0, 1, -1), 4: (0, 0.75, -0.75, 1.5, -1.5)}
+
+
+def transforms(tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The matrices of outputs [tile, side], inputs [side, side] and weights [side, 3]."""
+    points = POINTS[tile]
+    others = [[q for q in points if q != p] for p in points]
+    inputs = [[*np.poly(rest)[::-1], 0] for rest in others] + [np.poly(points)[::-1]]
+    scales = [np.prod(np.subtract(p, rest)) for p, rest in zip(points, others, strict=True)]
+    weights = [[p**i / scale for i in range(3)] for p, scale in zip(points, scales, strict=True)]
+    outputs = [[*(p**i for p in points), i == tile - 1] for i in range(tile)]
+    return np.array(outputs, float), np.array(inputs), np.array([*weights, [0, 0, 1]])
+
+
+def pack_tiles(w: np.ndarray, tile: int) -> np.ndarray:
+    """As :func:`pack`, the points of a tile in place of taps; w [out, in, 1, 3, 3]."""
+    weights = transforms(tile)[2]
+    points = np.einsum("pi,qj,ncij->ncpq", weights, weights, w[:, :, 0])
+    side = tile + 2
+    return pack(points[:, :, None].astype(F), [NONE, Axis(side, side), Axis(side, side)], 1, False)
+
+
+def tile_bound(x: np.ndarray, w: np.ndarray, axes: list[Axis], tile: int) -> np.ndarray:
+    """The error of each output: roundings of the sum over channels, and of the transforms."""
+    outputs, inputs, weights = map(np.abs, transforms(tile))
+    results = [axis.result(False) for axis in axes[1:]]
+    counts = [-(-result // tile) for result in results]
+    before = [axis.padding for axis in axes[1:]]
+    after = [
+        max(0, count * tile + 2 - axis.size - axis.padding)
+        for count, axis in zip(counts, axes[1:], strict=True)
+    ]
+    padded = np.pad(np.abs(x[:, 0]), [(0, 0), *zip(before, after, strict=True), (0, 0)])
+    points = np.einsum("pi,qj,ncij->pqcn", weights, weights, np.abs(w[:, :, 0]))
+    size = np.zeros((len(x), counts[0] * tile, counts[1] * tile, len(w)))
+    side = tile + 2
+    for i, j in itertools.product(*(range(0, count * tile, tile) for count in counts)):
+        patch = padded[:, i : i + side, j : j + side]
+        products = np.einsum("pi,qj,bijc,pqcn->bpqn", inputs, inputs, patch, points, optimize=True)
+        size[:, i : i + tile, j : j + tile] = np.einsum("ip,jq,bpqn->bijn", outputs, outputs, products, optimize=True)  # fmt: skip
+    roundings = 3 * np.sqrt(x.shape[-1]) + 12
+    return roundings * 2.0**-24 * size[:, None, : results[0], : results[1]]
+
+
 def check(
     kernels: ctypes.CDLL, seed: int, batch: int, channels: int, outputs: int, axes: list[Axis],
     groups: int = 1, transposed: bool = False, act: int = LINEAR, threads: int = 2,
+    tile: int = 0,
 ) -> np.ndarray:  # fmt: skip
     """The result, which is right wherever the operands lie."""
     rng = np.random.default_rng(seed)
@@ -109,7 +155,7 @@ def check(
     w = rng.standard_normal((outputs, channels // groups, *(a.kernel for a in axes)))
     w = (w / np.sqrt(w[0].size)).astype(F)
     bias = rng.standard_normal(outputs).astype(F) if seed % 3 else None
-    packed = pack(w, axes, groups, transposed)
+    packed = pack_tiles(w, tile) if tile else pack(w, axes, groups, transposed)
     want = convolve(x.astype(np.float64), w.astype(np.float64), axes, groups, transposed)
     want = want + (0 if bias is None else bias)
     residual, act_last = None, seed % 2 == 0
@@ -128,11 +174,16 @@ def check(
         out = guarded(np.full((batch, *results, outputs), np.nan, F), at_end=at_end)
         kernels.t_convolve(
             *(ctypes.c_int64(n) for n in (batch, groups, channels, outputs)),
-            ctypes.c_bool(transposed), (ctypes.c_int64 * 18)(*numbers),
+            ctypes.c_bool(transposed), ctypes.c_int64(tile), (ctypes.c_int64 * 18)(*numbers),
             *(ctypes.c_void_p(array.ctypes.data) for array in given),
             ctypes.byref(e.native()), ctypes.c_void_p(out.ctypes.data),
         )  # fmt: skip
-        np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+        if not tile:
+            np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+            continue
+        # No activation is steeper than 1.5: hardswish at 3.
+        bound = 1.5 * tile_bound(x, w, axes, tile) + 1e-6 * (1 + np.abs(want) + np.abs(addend))
+        assert np.all(np.abs(out - want) <= bound), np.max(np.abs(out - want) / bound)
     return out
 
 
@@ -185,3 +236,53 @@ def test_work_is_divided(
             for threads in (1, 2, 4)
         )
         assert (by_one == by_two).all() and (by_one == by_four).all()
+
+
+@pytest.mark.parametrize("tile", POINTS)
+@sweep("seed", range(30), emulated=(2, 3))
+def test_random_tiles(kernels: ctypes.CDLL, tile: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    padding = int(rng.integers(0, 3))
+    least = max(1, 3 - 2 * padding)
+    sizes = [int(rng.integers(least, 19)) for _ in "hw"]
+    if seed % 3 == 0:
+        sizes = [max(least, seed // 3 % 3), max(least, seed // 9)]
+    channels, outputs = (int(rng.choice([1, 2, 5, 16, 19, 32, 37, 70])) for _ in "io")
+    axes = [Axis(size, 3, 1, 1, padding) for size in sizes]
+    check(kernels, seed, int(rng.integers(1, 4)), channels, outputs, axes,
+          act=ACTIVATIONS[seed % len(ACTIVATIONS)], threads=1 + seed % 3, tile=tile)  # fmt: skip
+
+
+def run_tiles(kernels: ctypes.CDLL, x: np.ndarray, packed: np.ndarray, outputs: int, tile: int):
+    batch, height, width, channels = x.shape
+    out = np.full((batch, height, width, outputs), np.nan, F)
+    axes = [1, 1, 1, 1, 1, 0, *(n for size in (height, width) for n in (size, size, 3, 1, 1, 1))]
+    kernels.t_convolve(
+        *(ctypes.c_int64(n) for n in (batch, 1, channels, outputs)), ctypes.c_bool(False),
+        ctypes.c_int64(tile), (ctypes.c_int64 * 18)(*axes), ctypes.c_void_p(x.ctypes.data),
+        ctypes.c_void_p(packed.ctypes.data), ctypes.byref(Epilogue().native()),
+        ctypes.c_void_p(out.ctypes.data),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("tile", POINTS)
+@pytest.mark.parametrize(
+    ("channels", "outputs", "size", "batch"),
+    [(64, 64, 23, 2), (512, 96, 7, 3), (128, 300, 9, 2), (33, 40, 2, 9), (600, 32, 1, 30)],
+)
+def test_tiles_give_the_same_bits_however_they_are_divided(
+    kernels: ctypes.CDLL, tile: int, channels: int, outputs: int, size: int, batch: int
+) -> None:
+    """With any number of threads, and for a batch as for its images one by one."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, size, size, channels)).astype(F)
+    packed = pack_tiles(rng.standard_normal((outputs, channels, 1, 3, 3)), tile)
+    kernels.t_set_num_threads(1)
+    want = run_tiles(kernels, x, packed, outputs, tile)
+    for threads in (1, 2, 3, 8):
+        kernels.t_set_num_threads(threads)
+        np.testing.assert_array_equal(run_tiles(kernels, x, packed, outputs, tile), want)
+        for image in range(batch):
+            got = run_tiles(kernels, x[image : image + 1], packed, outputs, tile)
+            np.testing.assert_array_equal(got[0], want[image])

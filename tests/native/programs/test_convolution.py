@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from edgecompile.backends.operators.convolution import (
     CONVOLUTION,
     Geometry,
     canonical_weight,
+    choose_tile,
     is_channel_wise,
     pack_convolution,
 )
@@ -283,6 +285,63 @@ def test_sizes_of_models(shim, case: Case):
     x, weight, bias = arrays(rng, case)
     got, _ = packed(shim, case, x, pack(case, weight), bias)
     close(got, case.reference(x, weight, bias), case)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@sweep("seed", range(12))
+def test_weights_packed_for_tiles(shim, tile: int, seed: int):
+    """They are told by their number of elements, and torch's stand-in reads them, too."""
+    rng = np.random.default_rng(3000 + seed)
+    channels, outputs = (int(rng.choice([1, 5, 16, 33, 64])) for _ in "io")
+    begins, ends = (tuple(int(n) for n in rng.integers(-1, 3, 2)) for _ in "be")
+    sizes = tuple(int(n) for n in rng.integers(5, 20, 2))
+    case = Case(2, channels, outputs, sizes, (3, 3), (1, 1), (0, 0), (1, 1))
+    geometry = Geometry((3, 3), (1, 1), begins, ends, (1, 1))
+    x, weight, bias = arrays(rng, case)
+    w_packed = pack_convolution(torch.from_numpy(np.ascontiguousarray(weight)), geometry, tile)
+    assert w_packed.shape[1] == (tile + 2) ** 2 * channels
+    got, _ = packed(shim, case, x, w_packed.numpy(), bias, geometry=geometry)
+    vector = None if bias is None else torch.from_numpy(np.array(bias))
+    padding = [n for pair in zip(begins[::-1], ends[::-1], strict=True) for n in pair]
+    padded = torch.nn.functional.pad(torch.from_numpy(np.array(x)), padding)
+    want = case.reference(padded.numpy(), weight, bias)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    stand_in = CONVOLUTION(
+        torch.from_numpy(np.array(x)), w_packed, vector, None, *geometry.arguments, outputs, 0
+    )
+    np.testing.assert_allclose(stand_in.numpy(), want, rtol=2e-5, atol=2e-5)
+
+
+def test_tiles_are_chosen_where_they_pay():
+    plain = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
+    chosen = {
+        (channels, size): choose_tile(plain, channels, (size, size))
+        for channels, size in [(64, 56), (256, 14), (512, 7), (3, 224), (2048, 14), (1024, 28)]
+    }
+    assert list(chosen.values()) == [4, 2, 0, 0, 0, 2]
+    for change in (
+        {"stride": (2, 2)}, {"dilation": (2, 2)}, {"groups": 2}, {"transposed": True},
+        {"kernel": (3, 1)}, {"kernel": (3,)},
+    ):  # fmt: skip
+        assert choose_tile(dataclasses.replace(plain, **change), 64, (56, 56)) == 0, change
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 8, 8, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1)),
+        Case(1, 8, 8, (9, 9), (3, 3), (1, 1), (1, 1), (2, 2)),
+        Case(1, 64, 64, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), groups=2),
+        Case(1, 8, 8, (9, 9), (3, 3), (1, 1), (1, 1), (1, 1), transposed=True),
+        Case(1, 8, 8, (3, 9, 9), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    ],
+    ids=str,
+)
+def test_weights_for_tiles_of_others_are_refused(shim, case: Case):
+    x = np.zeros(case.input_shape, F)
+    points = np.zeros((-(-case.outputs // 32), 16 * case.channels // case.groups, 32), F)
+    with pytest.raises(ShimError, match=r"w_packed has \d+ elements"):
+        packed(shim, case, x, points, None)
 
 
 def test_unequal_padding(shim):

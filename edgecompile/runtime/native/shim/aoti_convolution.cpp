@@ -261,13 +261,19 @@ EC_API int32_t ec_aoti_torch_cpu_ec_convolution(AtenTensorHandle x, AtenTensorHa
     require_float32(packed, "w_packed");
     Epilogue epilogue;
     set_activation(act, &epilogue);
-    const Convolution c = describe(input, {{kernel, kernel_len},
-                                           {stride, stride_len},
-                                           {padding, padding_len},
-                                           {dilation, dilation_len},
-                                           transposed != 0,
-                                           groups,
-                                           n});
+    Convolution c = describe(input, {{kernel, kernel_len},
+                                     {stride, stride_len},
+                                     {padding, padding_len},
+                                     {dilation, dilation_len},
+                                     transposed != 0,
+                                     groups,
+                                     n});
+    // The number of elements tells how they are packed.
+    for (const int64_t tile : {2, 4}) {
+      Convolution tiled = c;
+      tiled.tile = tile;
+      if (c.has_tiles() && packed.numel() == tiled.packed_elements()) c.tile = tile;
+    }
     if (packed.numel() != c.packed_elements() || !is_contiguous(packed)) {
       fail("w_packed has %ld elements, packed weights of this convolution have %ld", packed.numel(),
            c.packed_elements());

@@ -255,6 +255,7 @@ void convolve(const Convolution& given, const float* x, const float* packed,
               const Epilogue& epilogue, float* out) {
   const Convolution c = simplified(given);
   if (c.places_out() == 0 || c.channels_out == 0) return;
+  if (c.tile != 0) return convolve_winograd(c, x, packed, epilogue, out);
   if (c.channel_wise()) return convolve_channels(c, x, packed, epilogue, out);
   std::vector<AxisPhase> phases[kMaxSpatial];
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);

@@ -8,6 +8,7 @@
 // last axis' fastest, and within a phase the taps ascend by the input that they meet.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct ConvAxis {
 struct Convolution {
   int64_t batch = 1, groups = 1, channels_in = 1, channels_out = 1;
   bool transposed = false;
+  // Outputs along each side of one of Winograd's tiles, 2 or 4 (convolution_winograd.cpp); 0: taps
+  // are multiplied one by one. Packed weights have (tile + 2)² points in place of nine taps.
+  int64_t tile = 0;
   ConvAxis axes[kMaxSpatial];  // depth, height, width: shorter ones have the first left out
 
   int64_t group_in() const { return channels_in / groups; }
@@ -39,7 +43,17 @@ struct Convolution {
   // of vectors, with the weights of all groups packed as one matrix [channels_out][k]. Else each
   // group is a product with panels of its own, one group's after the other's.
   bool channel_wise() const { return groups > 1 && group_out() <= 8; }
+  // Whether the weights may be packed for tiles: 3×3 with stride and dilation 1, without groups.
+  bool has_tiles() const {
+    const ConvAxis& depth = axes[0];
+    const bool flat = depth.in == 1 && depth.out == 1 && depth.kernel == 1 && depth.padding == 0;
+    if (transposed || groups != 1 || !flat) return false;
+    return std::all_of(axes + 1, axes + kMaxSpatial, [](const ConvAxis& a) {
+      return a.kernel == 3 && a.stride == 1 && a.dilation == 1;
+    });
+  }
   int64_t packed_elements() const {
+    if (tile != 0) return ec::packed_elements(channels_out, (tile + 2) * (tile + 2) * channels_in);
     return channel_wise() ? ec::packed_elements(channels_out, k())
                           : groups * ec::packed_elements(group_out(), k());
   }
@@ -86,6 +100,10 @@ void convolve(const Convolution& convolution, const float* x, const float* packe
 
 // Those that are channel_wise().
 void convolve_channels(const Convolution& convolution, const float* x, const float* packed,
+                       const Epilogue& epilogue, float* out);
+
+// Those with tiles.
+void convolve_winograd(const Convolution& convolution, const float* x, const float* packed,
                        const Epilogue& epilogue, float* out);
 
 }  // namespace ec
