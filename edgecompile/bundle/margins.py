@@ -14,8 +14,8 @@ from edgecompile.models.rounding import margin
 from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.format.compare import Agreement
 
-#: How many times a reference's own motion a program may be off, and at what angle. A program moves once as far, and
-#: each case is one sample of the motion.
+#: How many times a reference's own motion a program may be off, and at what angle. A program moves about as far,
+#: by chance up to twice.
 _MOTIONS = 2.0
 #: Most that such a margin may be, of the output's scale. A matmul without one of its blocks changes outputs by more
 #: than the tolerance and this together.
@@ -70,35 +70,56 @@ def allow_motion(cases: Sequence[Case], motions: Sequence[Mapping[str, Agreement
     """The cases with margins and cosines that the reference's own motion gives them.
 
     A number that is rounded to an integer goes to the other neighbour after a difference of float32's size, and deep
-    models amplify that. Whether it happens in one case is chance. So the largest motion of all cases, as a share of
-    the scale, counts for each of them.
+    models amplify that. Whether it happens in one case is chance: of a case its own motion counts, or the median of
+    all if that is more. No case widens another's margin.
 
     Args:
         cases: cases, of one model.
         motions: the comparison of the moved reference with the reference, by output, for each case.
     """
-    shares: dict[str, float] = {}
-    angles: dict[str, float] = {}
-    for motion in motions:
-        for name, item in motion.items():
-            share = item.max_abs_error / item.scale if item.scale else 0.0
-            shares[name] = max(share, shares.get(name, 0.0))
-            angle = math.acos(max(-1.0, item.cosine)) if item.cosine is not None else 0.0
-            angles[name] = max(angle, angles.get(name, 0.0))
-    wide = {name: min(_MOTIONS * share, WIDEST_MOTION) for name, share in shares.items()}
-    cosines = {
-        name: math.cos(min(math.pi, max(_MOTIONS * angle, _LEAST_ANGLE)))
-        for name, angle in angles.items()
-    }
+    shares = [{name: _share(item) for name, item in motion.items()} for motion in motions]
+    angles = [{name: _angle(item) for name, item in motion.items()} for motion in motions]
+    return [
+        replace(
+            case,
+            margins={
+                **case.margins,
+                **{
+                    name: max(
+                        case.margins.get(name, 0.0),
+                        min(_MOTIONS * share, WIDEST_MOTION) * scale(case, name),
+                    )
+                    for name, share in own_shares.items()
+                    if share
+                },
+            },
+            cosines={
+                name: math.cos(min(math.pi, max(_MOTIONS * angle, _LEAST_ANGLE)))
+                for name, angle in own_angles.items()
+            },
+        )
+        for case, own_shares, own_angles in zip(
+            cases, _at_least_median(shares), _at_least_median(angles), strict=True
+        )
+    ]
 
-    def margins(case: Case) -> dict[str, float]:
-        found = {name: share * scale(case, name) for name, share in wide.items() if share}
-        return {
-            **case.margins,
-            **{name: max(value, case.margins.get(name, 0.0)) for name, value in found.items()},
-        }
 
-    return [replace(case, margins=margins(case), cosines=cosines) for case in cases]
+def _share(item: Agreement) -> float:
+    return item.max_abs_error / item.scale if item.scale else 0.0
+
+
+def _angle(item: Agreement) -> float:
+    return math.acos(max(-1.0, item.cosine)) if item.cosine is not None else 0.0
+
+
+def _at_least_median(figures: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """The figures of each case, by output, none less than the median of all cases."""
+    of_all: dict[str, list[float]] = {}
+    for own in figures:
+        for name, value in own.items():
+            of_all.setdefault(name, []).append(value)
+    medians = {name: statistics.median(values) for name, values in of_all.items()}
+    return [{name: max(value, medians[name]) for name, value in own.items()} for own in figures]
 
 
 def widest_share(cases: Sequence[Case], name: str) -> float:
