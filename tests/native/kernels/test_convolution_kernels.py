@@ -167,10 +167,8 @@ def check(
     kernels.t_set_num_threads(threads)
     for at_end in (True, False):
         given = [guarded(array, at_end=at_end) for array in (x, packed)]
-        e = Epilogue(
-            *(None if array is None else guarded(array, at_end=at_end) for array in (bias, residual)),
-            act, act_last=act_last,
-        )  # fmt: skip
+        added = [a if a is None else guarded(a, at_end=at_end) for a in (bias, residual)]
+        e = Epilogue(added[0], added[1], act, act_last=act_last)
         out = guarded(np.full((batch, *results, outputs), np.nan, F), at_end=at_end)
         kernels.t_convolve(
             *(ctypes.c_int64(n) for n in (batch, groups, channels, outputs)),

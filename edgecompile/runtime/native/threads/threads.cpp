@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,6 +23,8 @@ namespace {
 // How long a thread that waits for others of its job spins before it gives its core away: if one of
 // them has lost its core to another process, this is the core it can move to.
 constexpr int64_t kJoinSpinNs = 20'000;
+// The least time between two moves of a worker: another process may have all other cores.
+constexpr int64_t kMoveNs = 1'000'000;
 constexpr int kPausesPerClock = 16;
 
 inline void pause_cpu() {
@@ -65,6 +68,7 @@ struct Pool {
   std::atomic<Task> task{nullptr};
   std::atomic<void*> ctx{nullptr};
   std::atomic<int> team{1};
+  std::atomic<int> cpu{-1};  // the caller's
   alignas(64) std::atomic<uint64_t> ticket{0};
   alignas(64) Event done;  // tasks that workers have finished
   Worker members[kMaxThreads];
@@ -122,13 +126,24 @@ uint32_t Pool::work(int id) {
   return count;
 }
 
+// Leaves a CPU for any other that this thread may run on.
+void leave(int cpu) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  cpu_set_t others = allowed;
+  CPU_CLR(cpu, &others);
+  if (sched_setaffinity(0, sizeof others, &others) == 0) {
+    sched_setaffinity(0, sizeof allowed, &allowed);
+  }
+}
+
 void* worker_main(void* arg) {
   Worker& self = *static_cast<Worker*>(arg);
   Pool& pool = *self.pool;
   t_inside = true;
   t_from_back = self.id & 1;
   uint32_t seen = 0;
-  int64_t looked = now_ns(), idle_since = looked;
+  int64_t looked = now_ns(), idle_since = looked, moved = 0;
   Patience patience;
   for (;;) {
     const int64_t spin = patience.spin_ns();
@@ -155,6 +170,13 @@ void* worker_main(void* arg) {
     if (patience.tried()) longest_look = std::max(longest_look, now_ns() - looked);
     patience.note_gap(idle, longest_look);
     seen = pool.epoch.load(std::memory_order_acquire);
+    // Linux may wake a thread on its waker's CPU and leave both there for tenths of a second,
+    // though others are idle.
+    const int cpu = sched_getcpu();
+    if (cpu == pool.cpu.load(std::memory_order_relaxed) && now_ns() - moved > kMoveNs) {
+      leave(cpu);
+      moved = now_ns();
+    }
     const uint32_t count = pool.work(self.id);
     if (count > 0) pool.done.add(count);
     // Those outside the team go to sleep even while small jobs follow each other closely.
@@ -194,6 +216,7 @@ void Pool::run(int64_t n, int team_size, Task t, void* c) {
   done.reset();
   task.store(t, std::memory_order_release);
   ctx.store(c, std::memory_order_release);
+  cpu.store(sched_getcpu(), std::memory_order_relaxed);
   team.store(team_size, std::memory_order_release);
   ticket.store(Ticket::make(e, 0, static_cast<uint64_t>(n)), std::memory_order_release);
   epoch.store(e);

@@ -139,8 +139,12 @@ class Winograd {
     if (threads == 1 || work < GridLimits{}.serial_work) return grid;
     const int64_t wanted =
         std::clamp<int64_t>(work / GridLimits{}.task_work, 4 * threads, 16 * threads);
-    grid.chunks =
-        std::clamp<int64_t>(tiles_ / kLeastTiles, grid.chunks, std::max(grid.chunks, wanted));
+    const int64_t least = grid.chunks;
+    grid.chunks = std::clamp<int64_t>(tiles_ / kLeastTiles, least, std::max(least, wanted));
+    if (threads <= grid.chunks && grid.chunks < 4 * threads) {  // as many for each thread
+      const int64_t even = grid.chunks / threads * threads;
+      grid.chunks = even < least ? even + threads : even;
+    }
     // Each group transforms the inputs again, so there are no more than keep the threads busy.
     grid.groups = std::clamp<int64_t>(2 * threads / grid.chunks, 1, panels_);
     return grid;
