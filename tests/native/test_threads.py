@@ -197,6 +197,42 @@ def test_a_forked_child_starts_its_own_workers(pool: ctypes.CDLL) -> None:
     subprocess.run([sys.executable, "-c", FORK, pool._name], check=True)
 
 
+ALONE = """
+import ctypes, os, subprocess, sys, time
+
+pool = ctypes.CDLL(sys.argv[1])
+here, there = sorted(os.sched_getaffinity(0))[:2]
+both, cpus = {here, there}, (ctypes.c_int * 2)()
+pool.t_set_num_threads(2)
+pool.t_cpus_of_two(cpus)
+(worker,) = [int(thread) for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid()]
+os.sched_setaffinity(0, {here})
+neighbour = subprocess.Popen(["taskset", "-c", str(there), sys.executable, "-c", "while True: pass"])
+try:
+    apart = 0
+    for _ in range(40):
+        os.sched_setaffinity(worker, {here})
+        os.sched_setaffinity(worker, both)
+        time.sleep(0.002)
+        pool.t_cpus_of_two(cpus)
+        apart += cpus[0] != cpus[1]
+finally:
+    neighbour.kill()
+    neighbour.wait()
+assert os.sched_getaffinity(worker) == both
+print(apart)
+"""
+
+
+def test_a_worker_leaves_its_callers_cpu(pool: ctypes.CDLL) -> None:
+    """Linux may wake both on one CPU, here as the other one is busy; the worker may still run on either."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two CPUs")
+    command = [sys.executable, "-c", ALONE, pool._name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 20
+
+
 def processor_seconds() -> float:
     t = os.times()
     return t.user + t.system

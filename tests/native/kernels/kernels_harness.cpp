@@ -1,4 +1,6 @@
 // Plain C entry points to the kernels and the pool, for tests through ctypes.
+#include <sched.h>
+
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -213,6 +215,26 @@ EC_API int64_t t_nested(int64_t outer, int64_t inner) {
     if (expected != inner) ++wrong;
   });
   return wrong;
+}
+
+// The CPUs of the two members of a team that wait for each other.
+EC_API void t_cpus_of_two(int* cpus) {
+  struct Two {
+    int* cpus;
+    Event arrived;
+  } two{cpus, {}};
+  run_team(
+      2, [](void*, int) {},
+      [](void* ctx, int member, int members) {
+        Two& two = *static_cast<Two*>(ctx);
+        two.cpus[member] = sched_getcpu();
+        two.arrived.add(1);
+        for (uint32_t seen = 0; seen < static_cast<uint32_t>(members);) {
+          seen = two.arrived.value();
+          if (seen < static_cast<uint32_t>(members)) two.arrived.wait_change(seen);
+        }
+      },
+      &two);
 }
 
 // A team whose members wait for each other `rounds` times; returns the violations.
