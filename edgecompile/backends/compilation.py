@@ -101,6 +101,7 @@ class CompileOptions:
         jobs: programs to compile side by side; None: one for each CPU.
         on: one of :data:`edgecompile.backends.PLACES`.
         only_known: compile nothing: every program must be left from an earlier call.
+        padded: programs are run on padded inputs, also where their bucket's mode is ``exact``.
     """
 
     variants: Sequence[VariantSpec] | None = None
@@ -109,6 +110,7 @@ class CompileOptions:
     jobs: int | None = None
     on: str = LOCAL
     only_known: bool = False
+    padded: bool = False
 
 
 def compile_buckets(
@@ -157,6 +159,7 @@ def compile_buckets(
             index,
             options.precision,
             keys[index] if keys else uuid.uuid4().hex,
+            options.padded,
         )
         for index, bucket in enumerate(buckets)
         for variant in variants

@@ -73,6 +73,7 @@ class CpuBackend(Backend):
             title=title,
             backend=self.name,
             variants=variants,
+            padded=served is not buckets and any(item.mode == "pad" for item in buckets),
         )
         if together is not None:
             compiled = compiled.split_batch()

@@ -100,6 +100,10 @@ def _search(
 ) -> str:
     case = next(c for c in cases if (c.bucket, c.name) == (worst.bucket, worst.case))
     case = replace(case, bucket=0, name=case.name.removeprefix(ROUNDED), limits={})
+    variants = [variant for variant in compiled.variants if variant.name == worst.variant]
+    options = CompileOptions(
+        variants, compiled.precision, compiled.backend, padded=bucket.mode == "pad"
+    )
     # Padded beforehand, so that nothing has to be cut from results of any shape.
     bucket = Bucket("exact", bucket.program_axes)
     sizes = {name: extent.lo for name, extent in bucket.axes if extent.lo == extent.hi}
@@ -114,7 +118,7 @@ def _search(
         if not chosen:
             break
         wrong = _differing(
-            model, compiled, bucket, case, [layers[i] for i in chosen], worst, profile
+            model, options, bucket, case, [layers[i] for i in chosen], worst, profile
         )
         first = next((i for i in chosen if layers[i].path in wrong), None)
         good = max((i for i in chosen if first is None or i < first), default=good)
@@ -142,7 +146,7 @@ def _layers(model: LoadedModel, inputs: Mapping[str, Any]) -> list[_Layer]:
 
 def _differing(
     model: LoadedModel,
-    compiled: CompiledModel,
+    options: CompileOptions,
     bucket: Bucket,
     case: Case,
     layers: Sequence[_Layer],
@@ -151,7 +155,6 @@ def _differing(
 ) -> dict[str, str]:
     """The problems of the layers that differ, by path."""
     names = {f"layer_{index}": layer.path for index, layer in enumerate(layers)}
-    variants = [variant for variant in compiled.variants if variant.name == worst.variant]
     with (
         tempfile.TemporaryDirectory(prefix="edgecompile-origin-") as name,
         _watching(model, list(names.values()), {}, list(names)),
@@ -163,7 +166,6 @@ def _differing(
         reference = find_reference(probe, case.inputs)
         case = replace(case, outputs=reference.outputs, rounding=reference.rounding)
         (case,) = allow_rounding([case])
-        options = CompileOptions(variants, compiled.precision, compiled.backend)
         exported = export_bucket(probe, bucket)
         made = compile_buckets([exported], [bucket], profile, folder / "code", options)
         path = stage_calibration_bundle(probe, [bucket], made, folder / "probe.ecb", [])

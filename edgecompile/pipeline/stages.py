@@ -154,6 +154,7 @@ def compile_programs(
     backend: str = "",
     variants: Sequence[str] | None = None,
     only_known: bool = False,
+    padded: bool = False,
 ) -> CompiledModel:
     """A library for each bucket and variant, judged; see ``compile_buckets``.
 
@@ -161,6 +162,7 @@ def compile_programs(
         keys: the keys of the exports, one for each bucket.
         backend: one of :data:`edgecompile.backends.CPU_BACKENDS`; empty: the request's.
         variants: names of the target's; None for all.
+        padded: programs are run on padded inputs, also where their bucket's mode is ``exact``.
     """
     options = CompileOptions(
         None if variants is None else [run.profile.variant(name) for name in variants],
@@ -169,6 +171,7 @@ def compile_programs(
         run.options.jobs,
         run.options.on,
         only_known,
+        padded,
     )
     folder = work / "artifacts"
     return run.stage(

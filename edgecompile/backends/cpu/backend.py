@@ -137,6 +137,7 @@ class ProgramTask:
         index: the bucket's number in the plan.
         precision: the data type of the linear layers' weights.
         export_key: identifies ``exported``.
+        padded: whether it is run on padded inputs, though the bucket itself pads none.
     """
 
     exported: ExportedModel
@@ -148,6 +149,7 @@ class ProgramTask:
     index: int = 0
     precision: Precision = FP32
     export_key: str = ""
+    padded: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -157,10 +159,16 @@ class ProgramTask:
             self.bucket.program_json(),
             self.variant.to_json(),
             self.precision.to_json(),
+            "padded" if self.pads else "",
             "torch" if self.native is None else self.native.sha256,
             installation_id(),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def pads(self) -> bool:
+        """Whether it is run on padded inputs."""
+        return self.padded or self.bucket.mode == "pad"
 
     @property
     def compiler(self) -> tuple[str, str]:
@@ -199,7 +207,7 @@ class InductorCpuBackend:
             module = exported.program.module()
             signature = exported.program.graph_signature
             own = {*signature.parameters, *signature.buffers}
-            report = self.lower(module, task.precision)
+            report = self.lower(module, task.precision, task.pads)
             modules, dtypes = modules_of_nodes(module), dtypes_of_nodes(module)
             packed = {n for n, _ in module.named_buffers() if n.startswith(PACKED_PREFIX)}
             # A padded bucket's program is static, so its ranges decide and the hint doesn't matter.
@@ -241,9 +249,15 @@ class InductorCpuBackend:
         artifact.save()
         return artifact
 
-    def lower(self, module: GraphModule, precision: Precision) -> dict[str, object]:
-        """Rewrites the graph to the runtime's operators; returns what was rewritten."""
-        return vars(lower_graph(module, precision))
+    def lower(self, module: GraphModule, precision: Precision, padded: bool) -> dict[str, object]:
+        """Rewrites the graph to the runtime's operators; returns what was rewritten.
+
+        Args:
+            module: the graph.
+            precision: the data type of the linear layers' weights.
+            padded: whether it is run on padded inputs.
+        """
+        return vars(lower_graph(module, precision, padded=padded))
 
     def support(self, generated: GeneratedCpp) -> bytes:
         """C++ that is linked into every program."""

@@ -13,6 +13,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from edgecompile.backends.operators.convolution import (
     canonical_weight,
     choose_tile,
     pack_convolution,
+    packed_order,
 )
 
 aten = torch.ops.aten
@@ -74,16 +76,19 @@ class Match:
 Emit = Callable[[GraphModule, Match, Node], None]
 
 
-def lower_convolutions(low: Lowering, emit: Emit | None = None) -> None:
+def lower_convolutions(low: Lowering, emit: Emit | None = None, *, tiles: bool = True) -> None:
     """Rewrites convolutions; the linears that it leaves are ``aten.linear``.
 
     Args:
         low: the graph.
         emit: writes those that aren't linears; None: the native runtime's operator, which takes over
             an activation behind.
+        tiles: whether that operator may compute in Winograd's tiles. In these a value bears on
+            outputs whose taps don't read it.
     """
     changes = ChangesInPlace(low.gm)
     views: dict[Node, Node] = {}
+    emitted: list[tuple[Node, Match]] = []
     for node in list(low.gm.graph.nodes):
         if node.target not in _CONVOLUTIONS:
             continue
@@ -102,8 +107,9 @@ def lower_convolutions(low: Lowering, emit: Emit | None = None) -> None:
         else:
             fused = activation_of(last)
             low.report.counts["convolved_activations"] += fused is not None
-            _emit_convolution(low.gm, match, *(fused or (last, 0)))
+            emitted.append((_emit_convolution(low.gm, match, *(fused or (last, 0))), match))
             low.report.counts["convolutions"] += 1
+    _pack_weights(low.gm, emitted, tiles)
 
 
 def _numbers(value: Any, count: int) -> tuple[int, ...] | None:
@@ -230,33 +236,60 @@ def _fold_norm(gm: GraphModule, match: Match, counts: Counter[str]) -> tuple[Nod
 
 
 def constant_node(
-    gm: GraphModule, prefix: str, folded: Folded, tensor: Tensor, *key: object
+    gm: GraphModule, prefix: str, folded: Folded, make: Callable[[], Tensor], *key: object
 ) -> Node:
     """Reads a constant of the module, which is made if it isn't there; inserts where one is."""
     attr = attribute_name(prefix, folded.label, (folded.key, *key))
     if not hasattr(gm, attr):
-        gm.register_buffer(attr, tensor)
+        gm.register_buffer(attr, make())
     return gm.graph.get_attr(attr)
 
 
 def bias_node(gm: GraphModule, bias: Folded | None) -> Node | None:
     if bias is None:
         return None
-    return bias.node(gm) if bias.plain else constant_node(gm, "ecfold_", bias, bias.tensor)
+    return bias.node(gm) if bias.plain else constant_node(gm, "ecfold_", bias, lambda: bias.tensor)
 
 
-def _emit_convolution(gm: GraphModule, match: Match, last: Node, activation: int) -> None:
-    g, weight = match.geometry, match.weight
-    n, channels = map(int, weight.tensor.shape[:2])
-    result = value_of(match.node)
-    known = result is not None and all(isinstance(size, int) for size in result.shape[2:])
-    tile = choose_tile(g, channels, result.shape[2:]) if result is not None and known else 0
+def _emit_convolution(gm: GraphModule, match: Match, last: Node, activation: int) -> Node:
+    """Emits the runtime's operator, without its weight."""
+    g, n = match.geometry, int(match.weight.tensor.shape[0])
     with gm.graph.inserting_before(match.node):
-        packed = constant_node(
-            gm, PACKED_PREFIX, weight, pack_convolution(weight.tensor, g, tile), repr(g), tile
-        )
-        args = (match.x, packed, bias_node(gm, match.bias), None, *g.arguments, n, activation)
-    replace(gm, match.node, CONVOLUTION, args, last)
+        args = (match.x, None, bias_node(gm, match.bias), None, *g.arguments, n, activation)
+    return replace(gm, match.node, CONVOLUTION, args, last)
+
+
+def _pack_weights(gm: GraphModule, emitted: Sequence[tuple[Node, Match]], tiles: bool) -> None:
+    """Gives convolutions their packed weights; those that share one get the same.
+
+    Programs of other buckets may have other sizes and so another tile: a bundle stores those
+    weights as often.
+    """
+    sharing: dict[str, list[tuple[Node, Match]]] = {}
+    for node, match in emitted:
+        key = repr((match.weight.key, packed_order(match.geometry)))
+        sharing.setdefault(key, []).append((node, match))
+    for key, uses in sharing.items():
+        weight, geometry, tile = uses[0][1].weight, uses[0][1].geometry, 0
+        if tiles:
+            sizes = [(match.geometry, _least_sizes(node)) for node, match in uses]
+            tile = choose_tile(int(weight.tensor.shape[1]), sizes)
+        make = partial(pack_convolution, weight.tensor, geometry, tile)
+        for node, _ in uses:
+            with gm.graph.inserting_before(node):
+                packed = constant_node(gm, PACKED_PREFIX, weight, make, key, tile)
+            node.update_arg(1, packed)
+
+
+def _least_sizes(node: Node) -> list[int]:
+    """The smallest sizes of a convolution's result, behind the channels, that its program serves."""
+    value = value_of(node)
+    sizes: list[Any] = [] if value is None else list(value.shape[2:])
+    for i, size in enumerate(sizes):
+        if not isinstance(size, int):
+            lower = size.node.shape_env.bound_sympy(size.node.expr).lower
+            sizes[i] = int(lower) if lower.is_finite and lower > 0 else 1
+    return sizes
 
 
 def permutation(node: Any) -> list[int] | None:
@@ -300,7 +333,7 @@ def _emit_linear(gm: GraphModule, match: Match, last: Node, views: dict[Node, No
             flat = gm.graph.call_function(aten.flatten.using_ints, (weight.node(gm), 1))
         else:
             flat = constant_node(
-                gm, "ecfold_", weight, weight.tensor.flatten(1).contiguous(), "flat"
+                gm, "ecfold_", weight, lambda: weight.tensor.flatten(1).contiguous(), "flat"
             )
         bias = bias_node(gm, match.bias)
         new = gm.graph.call_function(aten.linear.default, (views[match.x], flat, bias))

@@ -12,6 +12,7 @@ taps are the points of a tile, 16 or 36. The number of elements tells which it i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -34,6 +35,9 @@ _TILED_CHANNELS = {2: range(16, 1025), 4: range(16, 513)}
 # Outputs of an image from which tiles pay. Their weights take 16/9 and 4 times the memory, and
 # reading those costs more than multiplications save where few outputs share them.
 _TILED_OUTPUTS = {2: 64, 4: 512}
+# What taps multiply must be this many times what tiles do: 2.25 and 4 times if tiles are full, fewer
+# where they reach beyond the image.
+_TILED_SAVING = {2: 1.5, 4: 2.5}
 
 
 @dataclass(frozen=True)
@@ -127,18 +131,27 @@ def tap_order(geometry: Geometry) -> list[tuple[int, ...]]:
     return [tap for phases in product(*axes) for tap in product(*phases)]
 
 
-def choose_tile(geometry: Geometry, channels: int, sizes: _Sizes) -> int:
-    """The outputs along the side of the tile that pays; 0: none.
+def packed_order(geometry: Geometry) -> tuple[object, ...]:
+    """What :func:`pack_convolution` reads of a geometry: where it is equal, packed weights are, too."""
+    return tap_order(geometry), geometry.transposed, geometry.groups
+
+
+def choose_tile(channels: int, uses: Sequence[tuple[Geometry, _Sizes]]) -> int:
+    """The outputs along the side of the tile that pays for a weight; 0: none.
 
     Args:
-        geometry: the convolution.
         channels: the number of channels in.
-        sizes: the height and width of the result.
+        uses: the convolutions that read the weight, each with the sizes of its result behind the
+            channels. It is stored once, so all get the same tile.
     """
-    if not geometry.tileable:
+    if not all(geometry.tileable for geometry, _ in uses):
         return 0
+    outputs = sum(math.prod(sizes) for _, sizes in uses)
     for tile in (4, 2):
-        if channels in _TILED_CHANNELS[tile] and sizes[0] * sizes[1] >= _TILED_OUTPUTS[tile]:
+        tiles = sum(math.prod(-(-size // tile) for size in sizes) for _, sizes in uses)
+        shared = outputs >= _TILED_OUTPUTS[tile] * len(uses)
+        saving = 9 * outputs >= _TILED_SAVING[tile] * tiles * (tile + 2) ** 2
+        if channels in _TILED_CHANNELS[tile] and shared and saving:
             return tile
     return 0
 

@@ -82,7 +82,7 @@ ACTIVATIONS: Mapping[str, int] = {
     "hardswish": 8,
     "hardsigmoid": 9,
 }
-#: Added to the code of an activation that follows the residual's sum, where others come before it.
+#: Added to the code of an activation that follows the residual's sum; other codes mean: before the sum.
 ACT_LAST = 32
 
 

@@ -58,7 +58,7 @@ def foreign_symbols(library: Path) -> frozenset[str]:
 class InductorTorchBackend(InductorCpuBackend):
     """Compiles exported programs to shared libraries that need torch's."""
 
-    def lower(self, module: GraphModule, precision: Precision) -> dict[str, object]:
+    def lower(self, module: GraphModule, precision: Precision, padded: bool) -> dict[str, object]:
         """Leaves the graph as it is: its kernels are torch's."""
         return {"runtime": TORCH}
 

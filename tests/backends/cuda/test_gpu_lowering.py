@@ -337,3 +337,28 @@ def test_half_precision_within_forward_is_the_build_s() -> None:
             for got, want in zip(flat(graph(x=x)), module(x), strict=True):
                 assert got.dtype == want.dtype
                 torch.testing.assert_close(got, want, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("activation", "merged"),
+    [
+        (nn.ReLU, 0), (nn.GELU, 0), (nn.SiLU, 0), (nn.Tanh, 0), (nn.Sigmoid, 0),
+        (nn.ReLU6, 2), (nn.Hardswish, 2), (nn.Hardsigmoid, 2),
+    ],
+)  # fmt: skip
+def test_linears_before_some_activations_keep_their_kernels(
+    activation: type[nn.Module], merged: int
+) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.act = nn.Linear(32, 16), nn.Linear(32, 32), activation()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.act(self.a(x)), self.act(self.b(x))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module, x = Pair(), torch.randn(4, 32)
+    _, report = check(module, {"x": x}, "fp32", interpret=False)
+    assert report.counts["merged"] == merged

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgecompile.backends.cpu.lowering.lower import lower_graph
 from edgecompile.backends.inductor.compat import generate_cpp
-from edgecompile.backends.lowering.constants import constant_of, value_of
+from edgecompile.backends.lowering.constants import PACKED_PREFIX, constant_of, value_of
 from edgecompile.backends.operators.convolution import CONVOLUTION
 from edgecompile.targets.profile import load_variant
 from tests.backends.cpu.lowering.test_lower import lowered, targets
@@ -135,21 +136,72 @@ class Residual(nn.Module):
         return (z + self.third(z)).relu()
 
 
+def points(graph: torch.fx.GraphModule) -> list[int]:
+    """For each convolution the rows of its packed weight that belong to one channel."""
+    found = []
+    for node in graph.graph.nodes:
+        if node.target is CONVOLUTION:
+            weight, x = constant_of(graph, node.args[1]), value_of(node.args[0])
+            assert weight is not None and x is not None
+            found.append(weight.shape[1] // int(x.shape[1]))
+    return found
+
+
 def test_weights_are_packed_for_tiles_by_the_size_of_the_image() -> None:
     torch.manual_seed(0)
     module, x = Residual().eval(), torch.randn(2, 16, 26, 25)
     graph, report = lowered(module, {"x": x})
     assert report.counts["convolutions"] == 5
-    shapes = [
-        (w.shape[1], channels)
-        for w, channels in (
-            (constant_of(graph, node.args[1]), value_of(node.args[0]).shape[1])  # type: ignore[union-attr]
-            for node in graph.graph.nodes
-            if node.target is CONVOLUTION
-        )
-        if w is not None
-    ]
-    points = [k // channels for k, channels in shapes]
-    assert points == [36, 9, 16, 9, 9]
+    assert points(graph) == [36, 9, 16, 9, 9]
     with torch.no_grad():
         torch.testing.assert_close(graph(x=x), module(x), rtol=2e-5, atol=2e-5)
+
+
+def test_what_sees_padding_or_runs_in_torch_has_no_tiles() -> None:
+    x = torch.randn(2, 16, 26, 25)
+    for settings in ({"padded": True}, {"unpacked": {}}):
+        graph = torch.export.export(Residual().eval(), (), {"x": x}, strict=False).module()
+        lower_graph(graph, **settings)  # type: ignore[arg-type]
+        assert points(graph) == [9] * 5
+
+
+def test_tiles_fit_the_smallest_image_that_varies() -> None:
+    torch.manual_seed(0)
+    size = torch.export.Dim("size", min=24, max=64)
+    module, shapes = Residual().eval(), {"x": {2: size, 3: size}}
+    graph, _ = lowered(module, {"x": torch.randn(2, 16, 32, 32)}, shapes)
+    assert points(graph) == [36, 9, 16, 9, 9]
+    for side in (24, 25, 64):
+        x = torch.randn(2, 16, side, side)
+        with torch.no_grad():
+            torch.testing.assert_close(graph(x=x), module(x), rtol=2e-5, atol=2e-5)
+
+
+class Pyramid(nn.Module):
+    """One head over images of several sizes, with this stride in the smallest."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.head, self.stride = nn.Conv2d(16, 16, 3, padding=1), stride
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        last = nn.functional.conv2d(z, self.head.weight, self.head.bias, self.stride, 2)
+        return self.head(x), self.head(y).relu(), last
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stride", "wanted"),
+    [((32, 16, 4), 1, 16), ((64, 32, 4), 1, 36), ((8, 4, 2), 1, 9), ((64, 32, 4), 2, 9)],
+)
+def test_a_weight_of_several_images_is_stored_once(
+    sizes: tuple[int, ...], stride: int, wanted: int
+) -> None:
+    torch.manual_seed(0)
+    module = Pyramid(stride).eval()
+    example = {n: torch.randn(1, 16, size, size) for n, size in zip("xyz", sizes, strict=True)}
+    graph, _ = lowered(module, example)
+    assert points(graph) == [wanted] * 3
+    assert len([n for n, _ in graph.named_buffers() if n.startswith(PACKED_PREFIX)]) == 1
+    with torch.no_grad():
+        for got, want in zip(graph(**example), module(**example), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)

@@ -19,6 +19,7 @@ from edgecompile.backends.operators.convolution import (
     pack_convolution,
 )
 from edgecompile.backends.operators.ops import ACT_LAST, ACTIVATIONS, finish
+from edgecompile.runtime.cpu.functions import ProfileRow
 from tests.native.programs.aoti import Shim, ShimError, int64s, load_torch_shim
 from tests.native.programs.test_aoti_kernels import strided
 from tests.native.sweep import sweep
@@ -315,15 +316,39 @@ def test_weights_packed_for_tiles(shim, tile: int, seed: int):
 def test_tiles_are_chosen_where_they_pay():
     plain = Geometry((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
     chosen = {
-        (channels, size): choose_tile(plain, channels, (size, size))
+        (channels, size): choose_tile(channels, [(plain, (size, size))])
         for channels, size in [(64, 56), (256, 14), (512, 7), (3, 224), (2048, 14), (1024, 28)]
     }
     assert list(chosen.values()) == [4, 2, 0, 0, 0, 2]
+    # Most of a tile lies outside of an image of one line, half of a larger one outside of two lines.
+    narrow = [(1, 64), (1, 512), (512, 1), (2, 256), (3, 512), (4, 128)]
+    assert [choose_tile(64, [(plain, size)]) for size in narrow] == [0, 0, 0, 2, 4, 4]
     for change in (
         {"stride": (2, 2)}, {"dilation": (2, 2)}, {"groups": 2}, {"transposed": True},
         {"kernel": (3, 1)}, {"kernel": (3,)},
     ):  # fmt: skip
-        assert choose_tile(dataclasses.replace(plain, **change), 64, (56, 56)) == 0, change
+        other = dataclasses.replace(plain, **change)
+        assert choose_tile(64, [(other, (56, 56))]) == 0, change
+        assert choose_tile(64, [(plain, (56, 56)), (other, (56, 56))]) == 0, change
+
+
+@pytest.mark.parametrize(("tile", "points"), [(0, 9), (2, 16), (4, 36)])
+@pytest.mark.parametrize("added", [False, True])
+def test_its_work_is_that_of_taps_and_of_what_is_read(shim, tile: int, points: int, added: bool):
+    case = Case(2, 16, 40, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1))
+    x, weight, _ = arrays(np.random.default_rng(0), case)
+    tensor = torch.from_numpy(np.ascontiguousarray(weight))
+    w_packed = pack_convolution(tensor, case.geometry, tile).numpy()
+    residual = np.ones((2, 40, 9, 11), F) if added else None
+    rows = (ProfileRow * 64)()
+    shim.library.ec_profile_begin()
+    packed(shim, case, x, w_packed, None, residual=residual)
+    count = shim.library.ec_profile_end(rows, ctypes.c_int64(64))
+    (row,) = [row for row in rows[:count] if row.kernel == b"convolution"]
+    outputs = 2 * 9 * 11 * 40
+    assert row.flops == 2 * outputs * 16 * 9
+    # Weights are stored in panels of 32 outputs.
+    assert row.bytes == 4 * (x.size + points * 16 * 64 + outputs * (1 + added))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def lower_graph(
     precision: Precision = FP32,
     *,
     unpacked: dict[str, tuple[Tensor, ...]] | None = None,
+    padded: bool = False,
 ) -> LoweringReport:
     """Rewrites ``gm`` in place, with the linears' weights in ``precision``.
 
@@ -75,7 +76,10 @@ def lower_graph(
         gm: an exported program's module.
         precision: the precision.
         unpacked: a dict that gets the weights of each product, below each other, by the packed attribute.
-            Those are on the meta device then: nothing is packed.
+            Those are on the meta device then: nothing is packed. Convolutions get no tiles: torch would
+            transform their weights back at each call.
+        padded: whether inputs may be padded. Outputs must not depend on what stands there, so
+            convolutions get no tiles.
 
     Constants that are only read through packed weights are removed from the module; every
     constant that remains is contiguous, so that the weights file can hold it as it is.
@@ -93,7 +97,7 @@ def lower_graph(
     lower_arithmetic(low)
     lower_long_means(low)
     merge_equal_nodes(low)
-    lower_convolutions(low)
+    lower_convolutions(low, tiles=not padded and unpacked is None)
 
     # Rounding errors of recurrent weights would add up from step to step.
     exactly, packer = _Packer(gm, low.report, FP32), _Packer(gm, low.report, precision, unpacked)

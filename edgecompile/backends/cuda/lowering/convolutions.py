@@ -60,7 +60,7 @@ def emit_convolution(gm: GraphModule, match: Match, last: Node) -> None:
             operand = match.weight.node(gm)
         else:
             prefix = PACKED_PREFIX + "conv_"
-            operand = constant_node(gm, prefix, match.weight, constant.contiguous(), repr(g))
+            operand = constant_node(gm, prefix, match.weight, constant.contiguous, repr(g))
         bias = bias_node(gm, match.bias)
     operands = [match.x, operand, *([] if bias is None else [bias])]
 

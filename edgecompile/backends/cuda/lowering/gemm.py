@@ -20,11 +20,18 @@ from edgecompile.backends.lowering.constants import constant_of, packed_name, va
 from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace_results
+from edgecompile.backends.operators import ops
 
 aten = torch.ops.aten
 
 #: Widths that a product is cut at: rows of 16 bytes begin there, in every dtype.
 _ALIGNED = 8
+
+#: Activations that Inductor writes into the kernel of a linear: it stays one of its own. Before others,
+#: linears that share an input are merged.
+_JOINING = {
+    ops.ACTIVATIONS[n] for n in ("relu", "gelu_erf", "gelu_tanh", "silu", "tanh", "sigmoid")
+}
 
 _MATRICES = {aten.matmul.default, aten.bmm.default, aten.mm.default}
 
@@ -34,7 +41,8 @@ def merge_linears(low: Lowering) -> None:
     gm, changes = low.gm, ChangesInPlace(low.gm)
     groups: dict[tuple[Node, bool], list[Node]] = {}
     for node in gm.graph.nodes:
-        if node.target is not aten.linear.default or activation_of(node) is not None:
+        behind = activation_of(node)
+        if node.target is not aten.linear.default or (behind and behind[1] in _JOINING):
             continue
         x, weight, bias = arguments_of(node).values()
         matrix, vector = constant_of(gm, weight), constant_of(gm, bias)

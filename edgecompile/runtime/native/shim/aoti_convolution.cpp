@@ -111,14 +111,15 @@ Tensor* new_channels_last(int64_t dims, const int64_t* sizes, int32_t dtype) {
   return new_empty(dims, sizes, strides, dtype);
 }
 
-WorkSize work_of(const Convolution& c) {
+// Operations are those of the taps, which tiles save a part of.
+WorkSize work_of(const Convolution& c, bool with_residual) {
   const int64_t products = c.transposed ? c.places_in() : c.places_out();
   return {.n = c.channels_out,
           .k = c.k(),
           .dtype = kFloat32,
           .flops = 2 * products * c.channels_out * c.k(),
-          .bytes = 4 * (c.places_in() * c.channels_in + c.places_out() * c.channels_out +
-                        c.channels_out * c.k())};
+          .bytes = 4 * (c.places_in() * c.channels_in + c.packed_elements() +
+                        (with_residual ? 2 : 1) * c.places_out() * c.channels_out)};
 }
 
 // [batch, channels, …] as [batch, …, channels] without gaps: a view if it lies so, else a copy.
@@ -199,7 +200,7 @@ Tensor* new_plain(const Tensor& given_x, const Tensor& given_weight, const Tenso
   if (channels != c.channels_in) {
     fail("the weight is for %ld channels, the input has %ld", channels, c.channels_in);
   }
-  const WorkTimer timer(Work::kConvolution, work_of(c));
+  const WorkTimer timer(Work::kConvolution, work_of(c, false));
 
   const int32_t dtype = wide_dtype(given_x.dtype);
   if (dtype != kFloat32 && dtype != kFloat64) {
@@ -280,8 +281,9 @@ EC_API int32_t ec_aoti_torch_cpu_ec_convolution(AtenTensorHandle x, AtenTensorHa
     }
     OwnedTensor holder;
     epilogue.bias = vector_of(unwrap_optional(bias), n, "bias", &holder);
-    const WorkTimer timer(Work::kConvolution, work_of(c));
-    *ret = wrap(new_convolution(c, input, packed.as<float>(), unwrap_optional(residual), epilogue));
+    const Tensor* const addend = unwrap_optional(residual);
+    const WorkTimer timer(Work::kConvolution, work_of(c, addend != nullptr));
+    *ret = wrap(new_convolution(c, input, packed.as<float>(), addend, epilogue));
   });
 }
 

@@ -23,7 +23,13 @@ constexpr int64_t kSerialWork = 100'000;  // multiply-adds below which fork and 
 constexpr int64_t kTaskWork = 100'000;
 constexpr int64_t kCacheFloats = 24 * 1024 / 4;  // of the first cache
 
-// What a tile of one phase reads.
+// Whether each group has as many outputs as inputs, and vectors hold whole groups. Then a vector of
+// outputs reads one vector of each pixel, whose lanes are permuted once for each input of a group.
+bool is_mixed(const Convolution& c) {
+  return c.group_in() == c.group_out() && c.group_in() > 1 && kL % c.group_in() == 0;
+}
+
+// What a tile of one phase reads, and what all its tiles share.
 struct Lines {
   const Convolution& c;
   const ConvPhase& phase;
@@ -37,6 +43,12 @@ struct Lines {
   // where `finished`.
   float least, most;
   bool finished;
+  bool mixed;                        // see is_mixed()
+  int64_t last_offset[kMaxSpatial];  // the largest of each axis, 0 where it has none
+  int64_t inside_begin, inside_end;  // the outputs of a line all of whose taps meet the image
+  // Channels that are computed for a whole piece of a line before the next ones: what a tile reads
+  // of them, weights and pixels, should still be in the first cache for the next tile.
+  int64_t block;
 
   Lines(const Convolution& c, const ConvPhase& phase, const float* x, int64_t planes,
         const float* packed, int64_t panel, const Epilogue& epilogue, float* out)
@@ -47,21 +59,35 @@ struct Lines {
         packed(packed),
         panel(panel),
         epilogue(epilogue),
-        out(out) {
+        out(out),
+        mixed(is_mixed(c)) {
     const bool relu = epilogue.act == Activation::kRelu, relu6 = epilogue.act == Activation::kRelu6;
     finished = epilogue.residual == nullptr && (relu || relu6 || epilogue.act == Activation::kNone);
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
     least = finished && (relu || relu6) ? 0.0f : -kInfinity;
     most = finished && relu6 ? 6.0f : kInfinity;
+
+    const AxisPhase &d = *phase.axes[0], &h = *phase.axes[1], &w = *phase.axes[2];
+    for (int i = 0; i < kMaxSpatial; ++i) {
+      const auto& offsets = phase.axes[i]->offsets;
+      last_offset[i] = offsets.empty() ? 0 : std::max(offsets.front(), offsets.back());
+    }
+    const auto lines = static_cast<int64_t>(d.offsets.size() * h.offsets.size());
+    const auto taps = static_cast<int64_t>(w.offsets.size());
+    const int64_t pixels = taps + kPixels * w.advance;
+    const int64_t values = lines * (planes * taps + (mixed ? 1 : planes) * pixels);
+    block = std::max(kPanel, kCacheFloats / std::max<int64_t>(1, values) / kPanel * kPanel);
+
+    inside_begin = 0;
+    inside_end = w.count;
+    if (taps == 0) return;
+    const int64_t low = std::min(w.offsets.front(), w.offsets.back());
+    const int64_t room = c.axes[2].in - last_offset[2];  // places that the last tap can meet
+    inside_begin = std::min(w.count, low < 0 ? (-low + w.advance - 1) / w.advance : 0);
+    inside_end =
+        std::clamp<int64_t>(room > 0 ? (room - 1) / w.advance + 1 : 0, inside_begin, w.count);
   }
 };
-
-// Whether groups are as wide as they are deep and don't cross the border of a vector: then one
-// vector of a pixel holds all that a vector of outputs weighs, and is permuted for each of the
-// planes.
-bool is_mixed(const Convolution& c) {
-  return c.group_in() == c.group_out() && c.group_in() > 1 && kL % c.group_in() == 0;
-}
 
 // `Pixels` outputs from number j of the line on, with the channels of Vectors vectors from `column`
 // on, of which only `valid` are there, less than a vector fewer. Inside, every tap meets the image;
@@ -199,45 +225,11 @@ struct TileTable {
 constexpr TileTable<false> kTable;
 constexpr TileTable<true> kMixedTable;
 
-// Channels that are computed for a whole piece of a line before the next ones: what a tile reads of
-// them, weights and pixels, should still be in the first cache for the next tile.
-int64_t block_channels(const Lines& l) {
-  const AxisPhase &d = *l.phase.axes[0], &h = *l.phase.axes[1], &w = *l.phase.axes[2];
-  const auto lines = static_cast<int64_t>(d.offsets.size() * h.offsets.size());
-  const auto taps = static_cast<int64_t>(w.offsets.size());
-  const int64_t pixels = taps + kPixels * w.advance;
-  const int64_t values = lines * (l.planes * taps + (is_mixed(l.c) ? 1 : l.planes) * pixels);
-  return std::max(kPanel, kCacheFloats / std::max<int64_t>(1, values) / kPanel * kPanel);
-}
-
-// The outputs [begin, end) of a line all of whose taps meet the image.
-struct Inside {
-  int64_t begin, end;
-
-  explicit Inside(const Lines& l) : begin(0), end(l.phase.axes[2]->count) {
-    const AxisPhase& w = *l.phase.axes[2];
-    if (w.offsets.empty()) return;
-    const auto [low, high] = std::minmax(w.offsets.front(), w.offsets.back());
-    const int64_t room = l.c.axes[2].in - high;  // places that the last tap can meet
-    begin = std::min(end, low < 0 ? (-low + w.advance - 1) / w.advance : 0);
-    end = std::clamp<int64_t>(room > 0 ? (room - 1) / w.advance + 1 : 0, begin, end);
-  }
-};
-
-// Floats of the input from the last plane's first channel on, at the last place that output j of a
-// line may read.
-int64_t readable_floats(const Lines& l, int64_t batch, int64_t jd, int64_t jh, int64_t j) {
-  const int64_t js[] = {jd, jh, j};
-  int64_t place = batch;
-  for (int i = 0; i < kMaxSpatial; ++i) {
-    const AxisPhase& axis = *l.phase.axes[i];
-    const int64_t in = l.c.axes[i].in;
-    if (axis.offsets.empty()) return 0;
-    const int64_t last = js[i] * axis.advance + std::max(axis.offsets.front(), axis.offsets.back());
-    place = place * in + std::max<int64_t>(0, std::min(last, in - 1));
-  }
-  const int64_t planes = is_mixed(l.c) ? 1 : l.planes;
-  return ((l.c.places_in() - place) * planes - (planes - 1)) * l.c.channels_out;
+// The last place of the input that outputs up to number j along axis i may read, after `before`,
+// that of the axes in front.
+int64_t last_place(const Lines& l, int i, int64_t before, int64_t j) {
+  const int64_t in = l.c.axes[i].in, last = j * l.phase.axes[i]->advance + l.last_offset[i];
+  return before * in + std::max<int64_t>(0, std::min(last, in - 1));
 }
 
 // Outputs [begin, end) of one line, with the channels [first, last).
@@ -247,16 +239,18 @@ void run_piece(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t
   const int64_t jh = line % h.count, jd = line / h.count % d.count;
   const int64_t batch = line / h.count / d.count;
   const int64_t tiles = (end - begin + kPixels - 1) / kPixels;
-  const Inside all(l);
-  const int64_t block = block_channels(l);
-  const auto& run = is_mixed(l.c) ? kMixedTable.run : kTable.run;
-  for (int64_t channel = first; channel < last; channel += block) {
-    const int64_t block_end = std::min(last, channel + block);
+  const int64_t last_line = last_place(l, 1, last_place(l, 0, batch, jd), jh);
+  const int64_t planes = l.mixed ? 1 : l.planes;
+  const auto& run = l.mixed ? kMixedTable.run : kTable.run;
+  for (int64_t channel = first; channel < last; channel += l.block) {
+    const int64_t block_end = std::min(last, channel + l.block);
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t j = begin + (end - begin) * i / tiles;
       const int64_t pixels = begin + (end - begin) * (i + 1) / tiles - j;
-      const bool inside = j >= all.begin && j + pixels <= all.end;
-      const int64_t readable = readable_floats(l, batch, jd, jh, j + pixels - 1);
+      const bool inside = j >= l.inside_begin && j + pixels <= l.inside_end;
+      // From the last plane's first channel on, at the last place that the tile may read.
+      const int64_t places = l.c.places_in() - last_place(l, 2, last_line, j + pixels - 1);
+      const int64_t readable = (places * planes - (planes - 1)) * l.c.channels_out;
       for (int64_t column = channel; column < block_end; column += kColumns) {
         const int64_t valid = std::min<int64_t>(kColumns, block_end - column);
         const int64_t vectors = (valid + kL - 1) / kL;
@@ -271,8 +265,8 @@ void run_piece(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t
 // ends of a line have no more outputs than need be.
 void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
               int64_t last) {
-  const Inside all(l);
-  const int64_t from = std::clamp(all.begin, begin, end), to = std::clamp(all.end, from, end);
+  const int64_t from = std::clamp(l.inside_begin, begin, end);
+  const int64_t to = std::clamp(l.inside_end, from, end);
   if (to - from < kPixels) return run_piece(l, line, begin, end, first, last);
   run_piece(l, line, begin, from, first, last);
   run_piece(l, line, from, to, first, last);

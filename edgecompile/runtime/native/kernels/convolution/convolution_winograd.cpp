@@ -178,10 +178,11 @@ class Winograd {
     const int64_t channels = c_.channels_in;
     for (int i = 0; i < kSide; ++i) {
       const int64_t y = at.h - h_.padding + i;
-      const float* const line = x_ + (at.image * h_.in + y) * w_.in * channels;
+      const bool meets = y >= 0 && y < h_.in;
+      const float* const line = meets ? x_ + (at.image * h_.in + y) * w_.in * channels : nullptr;
       for (int j = 0; j < kSide; ++j) {
         const int64_t x = at.w - w_.padding + j;
-        const bool inside = y >= 0 && y < h_.in && x >= 0 && x < w_.in;
+        const bool inside = meets && x >= 0 && x < w_.in;
         pixels[i * kSide + j] = inside ? line + x * channels : zeros;
       }
     }

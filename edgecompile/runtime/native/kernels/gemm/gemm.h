@@ -44,9 +44,6 @@ struct Epilogue {
   bool act_last = false;
 };
 
-// act(x) in place for n floats.
-void activate(Activation act, float* x, int64_t n);
-
 // What follows the bias: rows of C, which hold the sums with it, become C's results. `residual` is
 // that of the first row, or null.
 void finish_rows(const Epilogue& epilogue, const float* residual, float* c, int64_t ldc,

@@ -36,25 +36,16 @@ EC_INLINE void with_activation(Activation act, const F& f) {
   }
 }
 
-// x[i] = f(x[i], y[i]) for n floats; y isn't read where it is null.
+// x[i] = f(x[i], y[i]) for n floats; y may be x.
 template <class F>
 EC_INLINE void apply(float* x, const float* y, int64_t n, const F& f) {
   int64_t i = 0;
-  for (; i + kFloatLanes <= n; i += kFloatLanes) {
-    store(x + i, f(load(x + i), y == nullptr ? vf32{} : load(y + i)));
-  }
+  for (; i + kFloatLanes <= n; i += kFloatLanes) store(x + i, f(load(x + i), load(y + i)));
   if (i == n) return;
-  const vf32 rest = y == nullptr ? vf32{} : load_partial(y + i, n - i);
-  store_partial(x + i, f(load_partial(x + i, n - i), rest), n - i);
+  store_partial(x + i, f(load_partial(x + i, n - i), load_partial(y + i, n - i)), n - i);
 }
 
 }  // namespace
-
-void activate(Activation act, float* x, int64_t n) {
-  if (act == Activation::kNone) return;
-  with_activation(act,
-                  [&](const auto& f) { apply(x, nullptr, n, [&](vf32 v, vf32) { return f(v); }); });
-}
 
 void finish_rows(const Epilogue& e, const float* residual, float* c, int64_t ldc, int64_t rows,
                  int64_t columns) {
@@ -63,10 +54,12 @@ void finish_rows(const Epilogue& e, const float* residual, float* c, int64_t ldc
   with_activation(e.act, [&](const auto& act) {
     for (int64_t r = 0; r < rows; ++r) {
       float* const x = c + r * ldc;
-      const float* const y = residual == nullptr ? nullptr : residual + r * e.ld_residual;
-      if (y == nullptr) {
-        apply(x, y, columns, [&](vf32 v, vf32) { return act(v); });
-      } else if (e.act_last) {
+      if (residual == nullptr) {
+        apply(x, x, columns, [&](vf32 v, vf32) { return act(v); });
+        continue;
+      }
+      const float* const y = residual + r * e.ld_residual;
+      if (e.act_last) {
         apply(x, y, columns, [&](vf32 v, vf32 w) { return act(fma(beta, w, v)); });
       } else {
         apply(x, y, columns, [&](vf32 v, vf32 w) { return fma(beta, w, act(v)); });
