@@ -91,9 +91,16 @@ class AuditError(EdgecompileError):
 
 
 class VerificationError(EdgecompileError):
-    """The bundle's outputs differ from eager by more than the tolerance."""
+    """The bundle's outputs differ from eager by more than the tolerance.
+
+    ``differs`` is whether cases were run and are too far off: another precision may cure it.
+    """
 
     exit_code = 39
+
+    def __init__(self, message: str, hint: str | None = None, *, differs: bool = False) -> None:
+        super().__init__(message, hint)
+        self.differs = differs
 
 
 class BundleWriteError(EdgecompileError):

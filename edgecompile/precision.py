@@ -19,6 +19,8 @@ PRECISIONS = ("fp32", "bf16", INT8, INT4)
 #: Those whose products round activations, too, on CPUs that multiply pairs or fours of small integers.
 ROUNDED_PRODUCTS = (INT8, INT4)
 
+#: The largest bound on the ratio of perplexities (``max_perplexity_ratio``).
+MOST_PERPLEXITY_RATIO = 1000.0
 
 #: Least cosine of each output with eager's, by precision. bf16 rounds a weight by 2**-9 of itself
 #: at most (0.1 % rms; CPUs with bf16 products round the activations alike), int8 by 1/254 of the

@@ -74,8 +74,8 @@ class Case:
         rounding: the largest difference that float32 makes to eager itself, by output.
         problem: the reason why ``outputs`` are of float32; "" if they are of float64.
         skipped: whether float64 was left out because it took too long.
-        margins: the difference, by output, that is allowed beyond the tolerance
-            (:func:`edgecompile.bundle.margins.allow_rounding`).
+        margins: the difference, by output, that is allowed beyond the tolerance, by eager's own error
+            (:func:`edgecompile.bundle.margins.allow_rounding`) and motion (``allow_motion``).
         limits: the difference, by output, that the build allows; at most the tolerance and the margin.
         cosines: the least cosine, by output, that the build allows
             (:func:`edgecompile.bundle.margins.allow_motion`).

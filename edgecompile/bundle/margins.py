@@ -20,6 +20,9 @@ _MOTIONS = 2.0
 #: Most that such a margin may be, of the output's scale. A matmul without one of its blocks changes outputs by more
 #: than the tolerance and this together.
 WIDEST_MOTION = 0.2
+#: Radians that such an angle may be at most: a fifth of the output's length. The largest error is then about a quarter
+#: of the scale (:mod:`edgecompile.precision`), as much as int8's tolerance and the widest margin allow together.
+WIDEST_ANGLE = 0.2
 #: Radians that a program's output may always be away: three percent of its length.
 _LEAST_ANGLE = 0.03
 
@@ -45,7 +48,7 @@ def allow_rounding(cases: Sequence[Case]) -> list[Case]:
             largest = scale(case, name)
             share = error / largest if largest else 0.0
             shares.setdefault(name, []).append(share)
-            if case.name in (*GOLDEN_CASES, ROWS):
+            if _always(case):
                 usual.setdefault(name, []).append(share)
     medians = {name: statistics.median(usual.get(name, items)) for name, items in shares.items()}
 
@@ -66,12 +69,17 @@ def allow_rounding(cases: Sequence[Case]) -> list[Case]:
     return [replace(case, margins=margins(case)) for case in cases]
 
 
+def _always(case: Case) -> bool:
+    """Whether a case runs in float64 however long that takes, so that a busy machine changes none of its figures."""
+    return case.name in (*GOLDEN_CASES, ROWS)
+
+
 def allow_motion(cases: Sequence[Case], motions: Sequence[Mapping[str, Agreement]]) -> list[Case]:
     """The cases with margins and cosines that the reference's own motion gives them.
 
     A number that is rounded to an integer goes to the other neighbour after a difference of float32's size, and deep
     models amplify that. Whether it happens in one case is chance: of a case its own motion counts, or the median of
-    all if that is more. No case widens another's margin.
+    the cases that always run in float64 (or of all) if that is more. No case widens another's margin.
 
     Args:
         cases: cases, of one model.
@@ -94,12 +102,12 @@ def allow_motion(cases: Sequence[Case], motions: Sequence[Mapping[str, Agreement
                 },
             },
             cosines={
-                name: math.cos(min(math.pi, max(_MOTIONS * angle, _LEAST_ANGLE)))
+                name: math.cos(min(WIDEST_ANGLE, max(_MOTIONS * angle, _LEAST_ANGLE)))
                 for name, angle in own_angles.items()
             },
         )
         for case, own_shares, own_angles in zip(
-            cases, _at_least_median(shares), _at_least_median(angles), strict=True
+            cases, _at_least_median(cases, shares), _at_least_median(cases, angles), strict=True
         )
     ]
 
@@ -112,20 +120,39 @@ def _angle(item: Agreement) -> float:
     return math.acos(max(-1.0, item.cosine)) if item.cosine is not None else 0.0
 
 
-def _at_least_median(figures: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """The figures of each case, by output, none less than the median of all cases."""
-    of_all: dict[str, list[float]] = {}
-    for own in figures:
+def _at_least_median(
+    cases: Sequence[Case], figures: Sequence[Mapping[str, float]]
+) -> list[dict[str, float]]:
+    """The figures of each case, by output, none less than the median of those that always run in float64, or of all."""
+    usual = [own for case, own in zip(cases, figures, strict=True) if _always(case)] or figures
+    gathered: dict[str, list[float]] = {}
+    for own in usual:
         for name, value in own.items():
-            of_all.setdefault(name, []).append(value)
-    medians = {name: statistics.median(values) for name, values in of_all.items()}
-    return [{name: max(value, medians[name]) for name, value in own.items()} for own in figures]
+            gathered.setdefault(name, []).append(value)
+    medians = {name: statistics.median(values) for name, values in gathered.items()}
+    return [
+        {name: max(value, medians.get(name, 0.0)) for name, value in own.items()} for own in figures
+    ]
 
 
 def widest_share(cases: Sequence[Case], name: str) -> float:
-    """The largest margin of an output as a share of its scale; 0.0 if no case has one."""
-    shares = [case.margins[name] / scale(case, name) for case in cases if name in case.margins]
-    return max(shares, default=0.0)
+    """The largest margin of an output, as a share of its scale, in the cases that always run in float64; 0.0 if none."""
+    return max(_shares(cases, name), default=0.0)
+
+
+def usual_share(cases: Sequence[Case], name: str) -> float:
+    """The median where :func:`widest_share` has the largest one."""
+    shares = _shares(cases, name)
+    return statistics.median(shares) if shares else 0.0
+
+
+def _shares(cases: Sequence[Case], name: str) -> list[float]:
+    """Margins of an output as shares of its scale, in the cases that always run in float64."""
+    return [
+        case.margins.get(name, 0.0) / largest
+        for case in cases
+        if _always(case) and (largest := scale(case, name))
+    ]
 
 
 def describe_reference(cases: Sequence[Case]) -> str:

@@ -305,4 +305,5 @@ def check_report(report: VerifyReport, *, reused: bool = False, packing: bool = 
         + " differ from eager:\n"
         + "\n".join(lines),
         hint=hint,
+        differs=bool(failed),
     )

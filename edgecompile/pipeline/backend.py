@@ -74,10 +74,18 @@ class Job:
         """The whole model."""
         return self.subject.whole.model
 
-    def without_pairs(self) -> Job:
-        """The job with int8 products that add no pairs in 16 bits, to be compiled for CPUs again."""
-        precision = replace(self.resolved.precision, pairs=False)
-        return replace(self, resolved=replace(self.resolved, precision=precision))
+    def without_pairs(self, refusal: str) -> Job:
+        """The job with int8 products that add no pairs in 16 bits, to be compiled for CPUs again.
+
+        Args:
+            refusal: the reason, for the notes.
+        """
+        note = f"int8 adds no pairs in 16 bits: with them {refusal}"
+        costs = self.planned.plan.cost_model
+        if costs is not None and costs.kind == "measured":
+            note += "; the plan's times were measured with them"
+        self.run.notes.add(note)
+        return replace(self, resolved=self.resolved.without_pairs(note))
 
     def contents(self) -> Contents:
         """The stages' results, to be packed."""

@@ -69,7 +69,7 @@ def _build_whole(run: Run, model: LoadedModel, staging: Staging, work: Path) -> 
     from edgecompile.pipeline.ahead import compiling_ahead
     from edgecompile.pipeline.backend import Job
     from edgecompile.pipeline.backends import find_backends
-    from edgecompile.quantization.files import save_precision
+    from edgecompile.quantization.files import refuse_pairs
 
     backends = find_backends(run.options, run.profile)
     with compiling_ahead(call for backend in backends for call in backend.ahead(run)):
@@ -84,14 +84,16 @@ def _build_whole(run: Run, model: LoadedModel, staging: Staging, work: Path) -> 
             job = backend.plan(job)
         for backend in backends:
             job = backend.compile(job)
+        paired = job.resolved.precision
         try:
-            return stages.pack(run, job.contents(), staging)
-        except VerificationError:
+            return stages.pack(run, job.contents(), staging, locate=not paired.pairs)
+        except VerificationError as error:
             # Pairs were chosen for a few inputs, and nobody asked for them.
-            if not job.resolved.precision.pairs:
+            if not (paired.pairs and error.differs):
                 raise
+            # The count, and the first case.
+            refusal = " ".join(line.strip() for line in error.message.splitlines()[:2])
         staging.clear()
-        run.notes.add("int8 adds no pairs in 16 bits: with them outputs were too far from eager's")
-        job = backends[-1].compile(job.without_pairs())
-        save_precision(work, job.resolved.precision)
+        job = backends[-1].compile(job.without_pairs(refusal))
+        refuse_pairs(work, paired)
         return stages.pack(run, job.contents(), staging)

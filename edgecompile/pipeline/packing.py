@@ -24,7 +24,7 @@ from edgecompile.bundle.cases import (
     sample_cases,
 )
 from edgecompile.bundle.generation import golden_texts, prefix_caches
-from edgecompile.bundle.margins import allow_rounding, widest_share
+from edgecompile.bundle.margins import allow_rounding, usual_share, widest_share
 from edgecompile.bundle.parts import Parts
 from edgecompile.bundle.staging import Staging
 from edgecompile.bundle.steps import step_cases
@@ -163,17 +163,26 @@ def pack_bundle(
             plan={**manifest.plan, "embeddings": found.to_json()},
         )
         notes = (*notes, found.describe())
+    chief = contents.model.outputs[0].name
     with reference.running(), ExitStack() as rounding:
         step.update(text="running eager")
         cases, always = _cases(contents, manifest.tolerance, seed)
-        if reference.needs_activations(cases):
+        margin = widest_share(cases, chief)
+        count = len(cases)
+        if reference.needs_activations(
+            cases, lambda done: step.update(done, count, "rounding activations")
+        ):
+            step.update(text="running eager")
             reference = replace(reference, activations=True)
             rounding.enter_context(reference.rounding_activations())
             cases, always = _cases(contents, manifest.tolerance, seed)
-            count = len(cases)
+            margin = widest_share(cases, chief)
+            count = len(cases)  # as many, unless the time for them ran out
             cases = reference.allow_motion(
                 cases, seed, lambda done: step.update(done, count, "moving the rounded model")
             )
+            # One case that moves far doesn't make ties of the tokens of all texts.
+            margin = max(margin, usual_share(cases, chief))
         golden = tuple(
             writer.add_golden(c.bucket, c.name, c.inputs, c.outputs, c.margins, c.ties)
             for c in cases
@@ -184,7 +193,6 @@ def pack_bundle(
         texts = None
         if made is not None:
             step.update(text="generating with transformers")
-            margin = widest_share(cases, contents.model.outputs[0].name)
             texts = golden_texts(contents.model, seed=seed, margin=margin)
             writer.add_bytes(texts, GENERATION_FILE)
             if made.prefix:

@@ -34,7 +34,7 @@ class Run:
 
     Attributes:
         options: the settings of the plan and the build.
-        seconds: wall time by stage.
+        seconds: wall time by stage, of all its runs together.
         notes: remarks for the user, from all stages.
         forecast: the forecast of a language model's build; None: there is none.
     """
@@ -49,11 +49,13 @@ class Run:
     def stage(self, title: str, action: Callable[[StepHandle], T]) -> T:
         """The result of ``action``, which shows its progress on the step that it is given."""
         start = time.perf_counter()
-        with self.progress.step(title) as step, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch's to itself
-            result = action(step)
-        self.seconds[title] = time.perf_counter() - start
-        return result
+        try:
+            with self.progress.step(title) as step, warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of torch's to itself
+                return action(step)
+        finally:
+            taken = time.perf_counter() - start
+            self.seconds[title] = self.seconds.get(title, 0.0) + taken
 
 
 @contextmanager

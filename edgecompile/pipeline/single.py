@@ -9,7 +9,7 @@ from pathlib import Path
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.bundle.staging import Staging
-from edgecompile.errors import UsageError
+from edgecompile.errors import UsageError, VerificationError
 from edgecompile.export.program import ExportedModel
 from edgecompile.export.store import ExportStore
 from edgecompile.pipeline import stages
@@ -21,7 +21,7 @@ from edgecompile.pipeline.work_files import find_exports, left_sizes, settle_pre
 from edgecompile.planning.generation_plan import require_generation
 from edgecompile.planning.padding import with_padding
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.quantization.files import load_precision
+from edgecompile.quantization.files import load_precision, refuse_pairs
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,14 @@ def pack_libraries(
     folders = find_exports(plan, work)
     keys = [path.name for path in folders]
     exported = [ExportedModel.load(path) for path in folders]
+    precision = load_precision(work)
     compiled = stages.compile_programs(
         run,
         keys,
         exported,
         plan.buckets,
         work,
-        precision=load_precision(work),
+        precision=precision,
         title="load what was compiled",
         variants=variants or None,
         only_known=True,
@@ -123,7 +124,13 @@ def pack_libraries(
         contents = Contents(
             model, plan, compiled, sizes=sizes, texts=run.options.texts, tokenizer=tokenizer
         )
-        return stages.pack(run, contents, staging)
+        try:
+            return stages.pack(run, contents, staging, locate=not precision.pairs)
+        except VerificationError as error:
+            if precision.pairs and error.differs:
+                refuse_pairs(work, precision)
+                error.hint = "no bundle was written; compile and pack again: int8 adds no pairs in 16 bits then"
+            raise
 
 
 def _begin(request: BuildRequest, progress: Progress) -> tuple[Run, Path, BucketPlan]:

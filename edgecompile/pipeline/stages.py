@@ -29,7 +29,7 @@ from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import FP32, Precision
 from edgecompile.quantization.calibrated import resolving_title
 from edgecompile.quantization.choice import ResolvedPrecision
-from edgecompile.quantization.files import save_precision
+from edgecompile.quantization.files import had_pairs_refused, save_precision
 from edgecompile.quantization.language_choice import resolve
 from edgecompile.units import sentence
 
@@ -97,6 +97,10 @@ def choose_precision(run: Run, subject: Subject, *, rounding: bool = True) -> Re
         resolved = resolve(subject, rounding=rounding)
     else:
         resolved = run.stage(title, lambda step: resolve(subject, step=step))
+    if had_pairs_refused(subject.work, resolved.precision):
+        note = "int8 adds no pairs in 16 bits, which the cases of an earlier bundle in this work folder refused"
+        resolved = resolved.without_pairs(note)
+        subject.notes.add(note)
     save_precision(subject.work, resolved.precision)
     return resolved
 
@@ -183,9 +187,18 @@ def compile_programs(
 
 
 def pack(
-    run: Run, packed: Contents, staging: Staging, *, title: str = "verify and pack"
+    run: Run,
+    packed: Contents,
+    staging: Staging,
+    *,
+    title: str = "verify and pack",
+    locate: bool = True,
 ) -> BuildResult:
-    """The bundle, verified before it gets the name that ``staging`` claims."""
+    """The bundle, verified before it gets the name that ``staging`` claims.
+
+    Args:
+        locate: whether a failure names the layer where the difference begins, which takes long.
+    """
     options = run.options
     result = run.stage(
         title,
@@ -194,7 +207,7 @@ def pack(
             staging,
             seed=options.seed,
             emulate=options.emulation,
-            profile=run.profile,
+            profile=run.profile if locate else None,
             step=step,
         ),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from edgecompile import checks
 from edgecompile.backends import AUTO, BACKENDS, CPU, LOCAL, PLACES
 from edgecompile.errors import UsageError
+from edgecompile.precision import MOST_PERPLEXITY_RATIO
 from edgecompile.runtime.format.schema import TORCH
 from edgecompile.units import parse_bytes, parse_duration
 
@@ -88,8 +89,8 @@ class PlanOptions:
 
     @property
     def noise_decides(self) -> bool:
-        """Whether the price of a bucket follows the spread of the measured times."""
-        return self.price_per_bucket is None and self.runs is None
+        """Whether there is a price of a bucket that follows the spread of the measured times."""
+        return self.buckets is None and self.price_per_bucket is None and self.runs is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ class BuildOptions:
         checks.settle(
             self,
             max_error=partial(checks.number, least=1e-12, most=1),
-            max_perplexity_ratio=partial(checks.number, least=1 + 1e-9, most=1000),
+            max_perplexity_ratio=partial(checks.number, least=1 + 1e-9, most=MOST_PERPLEXITY_RATIO),
             threads=checks.whole,
             jobs=checks.whole,
             on=partial(checks.choice, choices=PLACES),

@@ -67,6 +67,13 @@ class ResolvedPrecision:
     samples: Samples | None = None
     quality: Quality | None = None
 
+    def without_pairs(self, note: str) -> ResolvedPrecision:
+        """The same with int8 products that add no pairs in 16 bits; ``note`` says why in the record of a choice."""
+        precision, choice = replace(self.precision, pairs=False), self.choice
+        if choice is not None:
+            choice = replace(choice, precision=precision, notes=(*choice.notes, note))
+        return replace(self, precision=precision, choice=choice)
+
 
 def resolve_precision(
     subject: Subject, *, rounding: bool = True, step: StepHandle = NULL_STEP

@@ -1,8 +1,13 @@
-"""The files that keep a precision in a work folder: ``precision.json``, and ``rounded.npz`` beside it."""
+"""The files that keep a precision in a work folder: ``precision.json``, and ``rounded.npz`` beside it.
+
+``refused-pairs.json`` holds one whose pairs the cases of a bundle refused.
+"""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from edgecompile.errors import CompileError
@@ -11,6 +16,7 @@ from edgecompile.precision import FP32, Precision
 
 _PRECISION_FILE = "precision.json"
 _ROUNDED_FILE = "rounded.npz"
+_REFUSED_FILE = "refused-pairs.json"
 
 
 def save_precision(folder: Path, precision: Precision) -> None:
@@ -20,6 +26,20 @@ def save_precision(folder: Path, precision: Precision) -> None:
     write_json(folder / _PRECISION_FILE, precision.to_json())
     if precision.rounded is None:  # nothing reads the earlier ones any more
         (folder / _ROUNDED_FILE).unlink(missing_ok=True)
+
+
+def refuse_pairs(folder: Path, precision: Precision) -> None:
+    """Leaves a precision without its pairs in a work folder, also for later builds there; raises OSError."""
+    write_json(folder / _REFUSED_FILE, precision.to_json())
+    save_precision(folder, replace(precision, pairs=False))
+
+
+def had_pairs_refused(folder: Path, precision: Precision) -> bool:
+    """Whether :func:`refuse_pairs` got the same precision in this work folder."""
+    with suppress(OSError, ValueError):
+        left = json.loads((folder / _REFUSED_FILE).read_text(encoding="utf-8"))
+        return precision.pairs and left == json.loads(json.dumps(precision.to_json()))
+    return False
 
 
 def load_precision(folder: Path) -> Precision:

@@ -17,6 +17,7 @@ from torch import Tensor
 from edgecompile.errors import ModelError, VerificationError
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.modules import describe_error
+from edgecompile.precision import MOST_PERPLEXITY_RATIO
 
 #: By how much the perplexity may grow, by precision. Q8_0 of llama.cpp is at 1.0002 to 1.002, Q4_K_M at 1.03
 #: to 1.06. bf16 keeps as many bits of a weight as int8 of its block's largest one, or more of others.
@@ -79,10 +80,11 @@ class Quality:
 
     @property
     def least_bound(self) -> float:
-        """The least bound on the ratio, in thousandths, that allows the ratio and the mean divergence; may be inf."""
+        """The least bound on the ratio, in thousandths, that allows the ratio and the mean divergence; inf: none does."""
         log = max(self._log, self.mean_kl / _DIVERGENCES)
-        known = math.isfinite(self.mean_kl) and log < 10
-        return math.floor(1000 * math.exp(log) + 1) / 1000 if known else math.inf
+        known = math.isfinite(self.mean_kl) and log < math.log(MOST_PERPLEXITY_RATIO)
+        bound = math.floor(1000 * math.exp(log) + 1) / 1000 if known else math.inf
+        return bound if bound <= MOST_PERPLEXITY_RATIO else math.inf
 
     def describe(self, precision: str) -> str:
         """The figures, in a sentence."""

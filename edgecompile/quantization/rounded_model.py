@@ -30,8 +30,8 @@ from edgecompile.runtime.format.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
 _ACTIVATIONS_NOTE = (
-    "rounding activations alone changes outputs by over half the tolerance, so the reference rounds them, too; its own "
-    "motion under differences of float32's size is allowed twice"
+    "rounding activations alone takes over half the tolerance, so the reference rounds them, too. Twice its own motion "
+    "under differences of float32's size is allowed"
 )
 
 
@@ -52,7 +52,7 @@ class ReferenceModel:
     judged: JudgedModel | None = None
     quality: Quality | None = None
     activations: bool = False
-    _effects: dict[tuple[int, str], dict[str, float]] = field(
+    _effects: dict[tuple[str, int, str], dict[str, float]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -80,23 +80,36 @@ class ReferenceModel:
         with nullcontext() if judged is None else judged.narrowed(self.compiled.precision):
             yield
 
-    def needs_activations(self, cases: Sequence[Case]) -> bool:
+    def needs_activations(
+        self, cases: Sequence[Case], tell: Callable[[int], None] = lambda done: None
+    ) -> bool:
         """Whether rounding activations alone, as each variant does, may change an output by over half the tolerance.
 
         Models of random weights amplify that. A bundle is then compared with eager that rounds them, too.
 
+        Of int8 the weights' effect bounds that of activations (``activations_share``), and is kept for the limits.
+        Only where that bound is too wide does a case run with rounded activations.
+
         Args:
             cases: Cases of the rounded model, within :meth:`running`.
+            tell: Function that gets the number of cases that are done.
         """
         name = self.compiled.precision.name
         if self.judged is None or name not in self._rounding:
             return False
-        for case in cases:
-            errors = self._effect_of_activations(case)
-            if any(
-                2 * e > TOLERANCES[name].limit(scale(case, output)) for output, e in errors.items()
-            ):
+        share = activations_share(self.compiled.variants, self.compiled.precision)
+
+        def may_matter(case: Case, errors: Mapping[str, float], times: float = 1.0) -> bool:
+            return any(
+                2 * times * error > TOLERANCES[name].limit(scale(case, output))
+                for output, error in errors.items()
+            )
+
+        for done, case in enumerate(cases, 1):
+            known = name != INT4 and not may_matter(case, self._own_errors(case), share)
+            if not known and may_matter(case, self._effect_of_activations(case)):
                 return True
+            tell(done)
         return False
 
     def rounding_activations(self) -> AbstractContextManager[None]:
@@ -157,13 +170,19 @@ class ReferenceModel:
         assert self.judged is not None
         if self.compiled.precision.name == INT4:
             return self._effect_of_activations(case)
-        return _largest(self._compare(case, self.judged.narrowed(FP32)))
+        return self._effect("weights", case, self.judged.narrowed(FP32))
 
     def _effect_of_activations(self, case: Case) -> dict[str, float]:
-        """The difference, by output, that rounding activations makes to a case of eager that doesn't; kept."""
-        key = case.bucket, case.name
+        """The difference, by output, that rounding activations makes to a case of eager that doesn't."""
+        return self._effect("activations", case, self.rounding_activations())
+
+    def _effect(
+        self, what: str, case: Case, beside: AbstractContextManager[None]
+    ) -> dict[str, float]:
+        """The largest difference, by output, of eager in a context that ``what`` names; kept."""
+        key = what, case.bucket, case.name
         if key not in self._effects:
-            self._effects[key] = _largest(self._compare(case, self.rounding_activations()))
+            self._effects[key] = _largest(self._compare(case, beside))
         return self._effects[key]
 
     def _compare(self, case: Case, beside: AbstractContextManager[None]) -> dict[str, Agreement]:

@@ -315,9 +315,11 @@ def _bench(options: argparse.Namespace) -> int:
         hint = "leave --lengths out: the bundle says what is run, or its buckets do"
         raise InputError("--lengths and {} don't go together".format(flags[0]), hint)
     if options.calibrate is not None:
+        if options.most_error is not None and not options.error:
+            raise InputError("--most-error goes with --error", "add --error, such as --error 0.005")
         return _calibrate(options)
     for name in ("error", "most_error"):
-        if getattr(options, name):
+        if getattr(options, name) not in (None, 0):
             raise InputError("--{} goes with --calibrate".format(name.replace("_", "-")))
     if options.serving is not None:
         return _measure_serving(options)

@@ -200,7 +200,9 @@ class Generator:
         try:
             prompts = self.prompts()
             session = self._conversations.take(prompt)
-            session.worth = self._worth = self._worth or session.worth
+            if self._worth is not None:
+                session.worth.right = self._worth.right  # what the text before it learned
+            self._worth = session.worth
             stream = await self._begin_stream(session, prompt, generation, options)
             # Special tokens that are part of calls are read, and no others.
             special = [] if generation.tools is None else prompts.tool_format()[1]

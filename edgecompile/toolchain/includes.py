@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
-#: A directive, with what it names unless a macro does.
+_SPACE = rb"(?:[ \t]|/\*.*?\*/)*"
+#: A directive, also behind a comment, with what it names unless a macro does.
 _INCLUDE = re.compile(
-    rb'^[ \t]*#[ \t]*include(_next)?\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)?', re.MULTILINE
+    rb"^(?:.*\*/)?[ \t]*#"
+    + _SPACE
+    + rb"(?:include(_next)?|import)\b"
+    + _SPACE
+    + rb'(?:"([^"\n]+)"|<([^>\n]+)>)?',
+    re.MULTILINE,
 )
+#: Other spellings of directives, and a condition on headers that may be elsewhere.
+_UNSEEN = re.compile(rb"%:|\?\?=|\?\?/|#[ \t]*\\|__has_include")
 
 
 class Includes:
@@ -29,7 +39,8 @@ class Includes:
     def find(self, source: bytes) -> list[Path]:
         """The headers that a source includes, directly or through others, in the order of the directives.
 
-        Headers that are in none of the folders don't count. Where a macro names a header, all headers count.
+        Headers that are in none of the folders don't count. All headers count where a macro names one, where a
+        directive begins with a digraph, and where ``__has_include`` asks for one.
         """
         left = [*reversed(self._named(source, None))]
         found: dict[Path, None] = {}
@@ -56,15 +67,22 @@ class Includes:
 
     def _named(self, text: bytes, own: Path | None) -> tuple[Path, ...]:
         """The headers that a text names; ``own`` is its folder, None where that holds no headers."""
-        found: list[Path] = []
+        found: list[Path] = [*self._every] if _UNSEEN.search(text) else []
         for later, quoted, bracketed in _INCLUDE.findall(text):
             name = (quoted or bracketed).decode()
             if not name:
-                return tuple(h for folder in self._folders for h in sorted(folder.rglob("*.h")))
+                found += self._every
+                continue
             folders = self._folders if own is None or not quoted else (own, *self._folders)
-            there = [folder / name for folder in folders if (folder / name).is_file()]
+            # Without "..", by which headers that include each other would get a new path each time.
+            paths = [Path(os.path.normpath(folder / name)) for folder in folders]
+            there = [path for path in paths if path.is_file()]
             found += there if later else there[:1]
         return tuple(found)
+
+    @cached_property
+    def _every(self) -> tuple[Path, ...]:
+        return tuple(h for folder in self._folders for h in sorted(folder.rglob("*.h")))
 
     def _place(self, header: Path) -> str:
         """A header's path below the first folder that has it."""

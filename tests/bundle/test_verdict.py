@@ -46,3 +46,8 @@ def test_sizes_at_which_eager_gives_nan_have_a_hint_of_their_own() -> None:
         with pytest.raises(VerificationError) as caught:
             check_report(failed, packing=True)
         assert words in str(caught.value.hint)
+        assert caught.value.differs
+    for other in (replace(mixed, results=()), replace(mixed, torch_loaded=True)):
+        with pytest.raises(VerificationError) as caught:
+            check_report(other, packing=True)
+        assert not caught.value.differs, "another precision is no cure"

@@ -206,6 +206,19 @@ def test_the_first_stage_says_it(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         assert 0 < low < high
 
 
+def test_a_stage_that_fails_or_runs_again_counts_with_all_its_time(folder: Path) -> None:
+    run = Run(request_of(folder), load_target(TARGET), Notes())
+
+    def fail(step: StepHandle) -> None:
+        raise EdgecompileError("it fails")
+
+    with pytest.raises(EdgecompileError):
+        run.stage("pack", fail)
+    first = run.seconds["pack"]
+    assert run.stage("pack", lambda step: 7) == 7
+    assert run.seconds["pack"] > first > 0
+
+
 def test_a_damaged_folder_is_refused_before(folder: Path, tmp_path: Path) -> None:
     request = replace(request_of(folder), model=str(tmp_path / "none"))
     run = Run(request, load_target(TARGET), Notes())

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-import edgecompile
 from edgecompile.bundle.cases import make_cases
+from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.cli import cli
 from edgecompile.errors import VerificationError
 from edgecompile.export.store import ExportStore
@@ -27,12 +27,18 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import Samples, SampleTexts, add_drawn, draw_samples, text_samples
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
+from edgecompile.pipeline.single import compile_exports, pack_libraries
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.subject import Subject, make_subject
 from edgecompile.precision import Precision
 from edgecompile.progress import NULL_STEP
-from edgecompile.quantization.choice import Trials, choose_precision, resolve_precision
-from edgecompile.quantization.files import load_precision
+from edgecompile.quantization.choice import (
+    ResolvedPrecision,
+    Trials,
+    choose_precision,
+    resolve_precision,
+)
+from edgecompile.quantization.files import load_precision, save_precision
 from edgecompile.quantization.gptq import RoundedWeights
 from edgecompile.quantization.program import Deviation, QuantizedProgram, fewest_kept
 from edgecompile.quantization.reference import round_cases
@@ -269,30 +275,74 @@ class Steady(nn.Module):
         return self.linear(1 + 0.2 * torch.sin(x.clamp(-1, 1) + 3 * self.shift))
 
 
-def test_a_build_gives_up_pairs_that_its_cases_refuse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The inputs that pairs are chosen by may be easier than those that a bundle is verified with."""
+@pytest.fixture
+def hopeful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildRequest:
+    """A build with pairs, whatever the inputs say that they are chosen by: they may be easier than a bundle's cases."""
 
-    def hopeful(subject: Subject, samples: Samples, precision: Precision) -> Precision:
+    def with_pairs(subject: Subject, samples: Samples, precision: Precision) -> Precision:
         return replace(precision, pairs=True)
 
-    monkeypatch.setattr("edgecompile.quantization.choice._pair_within", hopeful)
-    bundle = edgecompile.build(
-        Steady(),
-        example_inputs=(torch.randn(1, 8, 64),),
-        axes={"x": {1: "length"}},
-        lengths=[4, 8, 8],
-        target="cpu-x86-64-v3",
-        precision="int8",
-        quick=True,
-        output=tmp_path / "steady",
-        work_dir=tmp_path / "work",
-    )
-    assert not load_precision(tmp_path / "work").pairs
-    with open_bundle(bundle.path) as opened:
+    monkeypatch.setattr("edgecompile.quantization.choice._pair_within", with_pairs)
+    torch.manual_seed(3)
+    model = {
+        "module": Steady(),
+        "inputs": {"x": torch.randn(1, 8, 64)},
+        "axes": {"x": {1: "length"}},
+        "max_length": 8,
+    }
+    lengths = LengthDistribution.from_samples([4, 8, 8])
+    plan = PlanRequest(lengths, precision="int8", quick=True, max_length=8)
+    output, work = tmp_path / "steady", tmp_path / "work"
+    return BuildRequest(model, "cpu-x86-64-v3", plan, work_dir=work, output=output, force=True)
+
+
+def test_a_build_gives_up_pairs_that_its_cases_refuse(
+    hopeful: BuildRequest, tmp_path: Path
+) -> None:
+    result = build(hopeful)
+    paired = replace(load_precision(tmp_path / "work"), pairs=True)
+    with open_bundle(result.bundle_path) as opened:
         assert "pairs" not in opened.manifest.plan.get("precision", {})
-    assert any("adds no pairs" in note for note in bundle.notes)
+    (note,) = [note for note in result.notes if "adds no pairs" in note]
+    assert "cases differ from eager" in note and "is allowed" in note
+    # Another build there doesn't fail first again.
+    again = build(hopeful)
+    assert not load_precision(tmp_path / "work").pairs
+    (note,) = [note for note in again.notes if "adds no pairs" in note]
+    assert "earlier bundle in this work folder" in note
+    # A stage that is run alone fails, and the next one of its kind doesn't.
+    save_precision(tmp_path / "work", paired)
+    plan = replace(hopeful.plan, plan=result.plan, lengths=None, precision=None, quick=False)
+    alone = replace(hopeful, plan=plan)
+    compile_exports(alone)
+    with pytest.raises(VerificationError) as caught:
+        pack_libraries(alone)
+    assert caught.value.differs and "compile and pack again" in str(caught.value.hint)
+    compile_exports(alone)
+    assert pack_libraries(alone).verify is not None
+
+
+def test_a_build_that_fails_otherwise_keeps_its_pairs(
+    hopeful: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def killed(*arguments: Any, **options: Any) -> VerifyReport:
+        runs.append(arguments)
+        raise VerificationError("the bundle's runtime was killed by signal 9")
+
+    monkeypatch.setattr("edgecompile.pipeline.packing.verify_bundle", killed)
+    with pytest.raises(VerificationError, match="killed"):
+        build(hopeful)
+    assert len(runs) == 1 and load_precision(tmp_path / "work").pairs
+
+
+def test_a_choice_of_pairs_that_are_refused_says_so() -> None:
+    paired = Precision("int8", pairs=True)
+    choice = PrecisionChoice(paired, (), 3, 0.02, "some", ("chosen",))
+    found = ResolvedPrecision(paired, choice).without_pairs("no pairs")
+    assert found.choice is not None and found.precision == found.choice.precision
+    assert not found.precision.pairs and found.choice.notes == ("chosen", "no pairs")
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from edgecompile.models.samples import SampleTexts
 from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
+from edgecompile.planning.options import BuildOptions
 from edgecompile.planning.request import PlanRequest
 from edgecompile.precision import FP32, Precision, min_cosine
 from edgecompile.quantization.gptq import RoundedWeights
@@ -221,6 +222,12 @@ def test_the_gate_tells_noise_from_loss() -> None:
             assert check_quality(beyond, "int8", least).bound == least < 1.01
         else:
             assert "no `max_perplexity_ratio` allows" in str(caught.value.hint)
+    # A hint names no bound that can't be asked for.
+    for ratio in (999.9, 999.9995, 1000.5, 5000.0):
+        least = quality_of(perplexity_ratio=ratio, ratio_error=0.0).least_bound
+        assert (least < math.inf) == (ratio < 1000)
+        if least < math.inf:
+            assert BuildOptions(max_perplexity_ratio=least).max_perplexity_ratio == least
     # So few tokens don't tell 1.003 from 1.002.
     assert quality_of(perplexity_ratio=1.003, ratio_error=1e-3).within(1.002)
     # A greedy text is likelier to its author than to anybody else.

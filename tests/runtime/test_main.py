@@ -170,6 +170,8 @@ def test_calibrate(native_bundle: str, tmp_path: Path) -> None:
     assert done.returncode == 24 and "--most-error goes with --calibrate" in done.stderr
     done = run(*common, "--calibrate", str(place), "--error", "0.02", "--most-error", "0.01")
     assert done.returncode == 24 and "most-error is 0.01, must be from error, 0.02" in done.stderr
+    done = run(*common, "--calibrate", str(place), "--most-error", "0.01")
+    assert done.returncode == 24 and "--most-error goes with --error" in done.stderr
     done = run(*common, "--calibrate", str(place), "--error", "1")
     assert done.returncode == 24 and "error is 1, must be from 0 to under 1" in done.stderr
     done = run(*common, "--calibrate", str(place), "--lengths", str(place))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,12 @@ import pytest
 
 from edgecompile.toolchain.compilers import find_toolchain
 from edgecompile.toolchain.includes import Includes
-from edgecompile.toolchain.native import compile_native, native_sources, runtime_sources
+from edgecompile.toolchain.native import (
+    c_runtime_sources,
+    compile_native,
+    native_sources,
+    runtime_sources,
+)
 
 SOURCE = b'#include "a.h"\n#include <vector>\n'
 
@@ -42,9 +48,44 @@ def test_headers_are_found_in_the_compilers_order(folders: tuple[Path, Path]) ->
     assert Includes((two, one)).find(SOURCE) == [two / "a.h", *both]
 
 
-def test_a_macro_may_name_any_header(folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "#include NAMED\n",
+        '%:include "c.h"\n',
+        '??=include "c.h"\n',
+        '#\\\ninclude "c.h"\n',
+        "#if __has_include(<f.h>)\n#endif\n",
+        "#ifdef __has_include\n#endif\n",
+    ],
+)
+def test_some_sources_may_include_any_header(folders: tuple[Path, Path], source: str) -> None:
     every = {path for folder in folders for path in folder.rglob("*.h")}
-    assert set(Includes(folders).find(b"#include NAMED\n")) == every
+    assert set(Includes(folders).find(source.encode())) == every
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '/* a comment */ #include "c.h"\n',
+        '/* a comment\n   of two lines */ #include "c.h"\n',
+        '# /* a */ include /* b */ "c.h"\n',
+        '#import "c.h"\n',
+    ],
+)
+def test_comments_hide_no_directive(folders: tuple[Path, Path], source: str) -> None:
+    assert Includes(folders).find(source.encode()) == [folders[0] / "c.h"]
+
+
+def test_headers_may_include_each_other_through_the_folder_above(
+    folders: tuple[Path, Path],
+) -> None:
+    one, two = folders
+    (one / "inner" / "c.h").write_text('#include "../c.h"\n#include "../../two/d.h"\n')
+    (one / "c.h").write_text('#include "inner/c.h"\n')
+    found = Includes((one,)).find(b'#include "c.h"\n')
+    assert found == [one / "c.h", one / "inner" / "c.h", two / "d.h"]
+    assert Includes((one,)).identify(b'#include "c.h"\n')
 
 
 @pytest.mark.parametrize("name", ["one/a.h", "one/inner/c.h", "two/d.h", "two/e.h"])
@@ -75,14 +116,17 @@ def test_the_place_of_the_folders_does_not_count(
 
 
 def test_the_compiler_includes_no_others() -> None:
-    """Of the native runtime, whose objects are kept by these headers."""
+    """Of the native runtime and of what is built apart from it, whose objects are kept by these headers."""
     root = native_sources()
-    sources = sorted(runtime_sources().values())
-    command = [find_toolchain().cxx, "-std=c++20", "-MM", "-I", str(root), *map(str, sources)]
-    includes, compared = Includes((root,)), 0
+    apart = [path for kind in ("*.c", "*.cpp") for path in root.rglob(kind)]
+    sources = sorted({*runtime_sources().values(), *apart})
+    folders = (root, root / "probe", c_runtime_sources(), c_runtime_sources() / "include")
+    places = [word for folder in folders for word in ("-I", str(folder))]
+    command = [find_toolchain().cxx, "-std=c++20", "-MM", *places, *map(str, sources)]
+    includes, compared = Includes(folders), 0
     rules = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     for rule in rules.replace("\\\n", " ").splitlines():
-        source, *headers = map(Path, rule.partition(":")[2].split())
+        source, *headers = (Path(os.path.normpath(name)) for name in rule.partition(":")[2].split())
         assert {*headers} <= {*includes.find(source.read_bytes())}, source
         compared += len(headers)
     assert compared > 100

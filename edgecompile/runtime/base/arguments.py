@@ -1,10 +1,10 @@
-"""Checks of arguments that a caller gives."""
+"""Checks of values that a caller or a file gives."""
 
 from .errors import InputError
 
 
 def is_integer(value: object, least: int, most: int) -> bool:
-    """Whether a value is an integer within bounds; truth values and numpy's numbers aren't."""
+    """Whether a value is an integer from ``least`` to ``most``, both included; truth values and numpy's numbers aren't."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

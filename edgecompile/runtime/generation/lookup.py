@@ -23,43 +23,50 @@ if TYPE_CHECKING:
 
 #: The share that the latest figure has in a rolling one.
 _LATEST = 0.1
-#: What a refusal leaves of a run's cost.
+#: What a refusal leaves of a run's cost for its text.
 _FORGOTTEN = 0.998
 
 
 class Costs:
-    """Nanoseconds of runs by their number of tokens. Every text of an opened bundle measures them for all.
+    """Nanoseconds of a text's runs by their number of tokens. Those of earlier texts are what it begins with.
 
     Attributes:
         ns: By number of tokens; 0: not known yet. Those between two measured ones lie on a line.
     """
 
-    def __init__(self, most: int) -> None:
-        """``most`` is the number of tokens of the longest run."""
+    def __init__(self, most: int, start: "Optional[Costs]" = None) -> None:
+        """``most`` is the number of tokens of the longest run; ``start`` gets what this text measures, too."""
         self.ns = [0.0] * (most + 1)
+        self._start = start
         # Lists, as texts of several threads use them at once.
         self._measured = [0.0] * (most + 1)
-        self._run: Set[int] = set()
+        self._run: Set[int] = set() if start is None else start._run
+        self._fill()
 
     def note(self, tokens: int, ns: float) -> None:
         """Takes up the time of a run; not of the first, which loads its program."""
         if tokens not in self._run:
             self._run.add(tokens)
             return
-        cost = self._measured[tokens]
-        self._measured[tokens] = ns if cost == 0 else cost + _LATEST * (ns - cost)
+        if self._start is not None:
+            self._start._take(tokens, ns)
+        self._take(tokens, ns)
         self._fill()
 
-    def forget(self, tokens: int) -> None:
-        """Makes runs of more tokens than these a little cheaper, so that one that was slow once is tried again."""
-        for count in range(tokens + 1, len(self._measured)):
-            self._measured[count] *= _FORGOTTEN
-        self._fill()
+    def _take(self, tokens: int, ns: float) -> None:
+        cost = self._known(tokens)
+        self._measured[tokens] = ns if cost == 0 else cost + _LATEST * (ns - cost)
+
+    def _known(self, tokens: int) -> float:
+        """The measured figure of this text, or of those before it; 0: there is none."""
+        if self._measured[tokens] or self._start is None:
+            return self._measured[tokens]
+        return self._start._known(tokens)
 
     def _fill(self) -> None:
-        known = [count for count, ns in enumerate(self._measured) if ns]
+        known = [count for count in range(len(self._measured)) if self._known(count)]
         if known[:1] == [1]:
-            counts, values = range(1, known[-1] + 1), [self._measured[count] for count in known]
+            counts, values = range(1, known[-1] + 1), [self._known(count) for count in known]
             self.ns[1 : len(counts) + 1] = np.interp(counts, known, values).tolist()
 
 
@@ -69,7 +76,10 @@ _lock = threading.Lock()
 
 
 def costs_of(bundle: "OpenBundle", most: int) -> Costs:
-    """The costs of an opened bundle, whose longest run has ``most`` tokens: one text is too short to measure them."""
+    """The costs that texts of an opened bundle begin with: one text is too short to measure all of them.
+
+    Its longest run has ``most`` tokens.
+    """
     with _lock:
         return _costs.setdefault(bundle, Costs(most))
 
@@ -81,9 +91,14 @@ class Worth:
     """
 
     def __init__(self, costs: Costs, *, states: bool = False) -> None:
-        """``states``: whether there are states, so that what was right goes in again behind a wrong token."""
+        """Args:
+        costs: what the text's own costs begin with.
+        states: whether there are states, so that what was right goes in again behind a wrong token.
+        """
         self._states = states
-        self.costs = costs
+        self.costs = Costs(len(costs.ns) - 1, costs)
+        # What refusals left of the cost of each number of tokens, so that a run that was slow once is tried again.
+        self._left = [1.0] * len(costs.ns)
         #: The share of tried tokens that were right.
         self.right = 0.5
 
@@ -99,9 +114,14 @@ class Worth:
         if self.costs.ns[1] == 0:
             return 0
         count = self.weigh(most, again)[0]
-        if count < most:
-            self.costs.forget(again + count + 1)
+        for tokens in range(again + count + 2, again + most + 2):
+            self._left[tokens] *= _FORGOTTEN
         return count
+
+    def note_run(self, tokens: int, ns: float) -> None:
+        """Takes up the time of a run with tried tokens. Its refusals are forgotten, and those of shorter ones."""
+        self.costs.note(tokens, ns)
+        self._left[: tokens + 1] = [1.0] * (tokens + 1)
 
     def weigh(self, most: int, again: int = 0) -> Tuple[int, float, float]:
         """What ``choose`` says, and the run's nanoseconds and how many tokens it gives, both as expected.
@@ -120,7 +140,7 @@ class Worth:
             chance *= self.right
             made += chance
             # What wasn't measured yet counts as a step: it is tried once.
-            cost = (costs[more] or single) + later
+            cost = (costs[more] or single) * self._left[again + more + 1] + later
             if cost / made < best[1] / best[2]:
                 best = more, cost, made
         return best
@@ -240,7 +260,7 @@ class LookupStream(TokenStream):
         tokens = [token, *found[:count]]
         with self._session.lent(self) as text:
             rows = text.try_tokens(tokens)
-        worth.costs.note(again + len(tokens), time.perf_counter_ns() - started)
+        worth.note_run(again + len(tokens), time.perf_counter_ns() - started)
         self._tried, self._expected, self._rows = tokens[1:], tokens[1:], list(rows[1:])
         first: NDArray[np.float32] = rows[0].copy()
         return first

@@ -67,7 +67,7 @@ class Session(Unique, Generator):
     for the same source.
 
     Attributes:
-        worth: Whether runs for lookup pay; sessions of one model share its costs, and may share all of it.
+        worth: Whether runs for lookup pay; it begins with the costs that earlier texts of the bundle measured.
         notes: Plain JSON values that were saved with it, such as the messages of a chat; None: none were.
     """
 

@@ -6,6 +6,7 @@ docs/runtime.md says what is in the file.
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
+from ..base.arguments import is_integer
 from ..base.errors import BundleError
 from ..call.inputs import make_inputs
 from ..format.document import json_type, shorten
@@ -22,6 +23,7 @@ LEAST_ROUNDS = 5
 LADDER = 7
 MAX_POINTS = 4096
 SECONDS_BETWEEN_REPORTS = 2.0
+_ANY_SIZE = (1 << 63) - 1  # buckets say which sizes they take
 
 
 class Point(NamedTuple):
@@ -56,7 +58,8 @@ def calibrate_bundle(
             both are None.
         seed: the seed of the order of the runs and of the inputs' values.
         error: the share of each median that its standard error may be, to stop earlier; 0: never.
-        most_error: the same where the runs spread: a sixteenth of their quartiles' distance, at most this. None: ``error``.
+        most_error: the same where the runs spread: a sixteenth of their quartiles' distance, at most this. Needs
+            ``error``; None: that.
         say: a function that gets a line of text for every step.
         how: threads, variant and verify of ``open_bundle``.
 
@@ -178,13 +181,15 @@ def _point_problem(manifest: Manifest, entry: object) -> Optional[str]:
     if not isinstance(entry, dict):
         return "must be an object, not {}".format(json_type(entry))
     bucket, sizes = entry.get("bucket"), entry.get("sizes")
-    if not (isinstance(bucket, int) and _whole(bucket) and 0 <= bucket < len(manifest.buckets)):
+    if not is_integer(bucket, 0, len(manifest.buckets) - 1):
         text = "bucket is {}, must be a number from 0 to {}"
         return text.format(shorten(bucket), len(manifest.buckets) - 1)
     if not isinstance(sizes, dict) or set(sizes) != set(manifest.axes):
         return "sizes must have " + (", ".join(manifest.axes) or "no axis")
-    spec = manifest.buckets[bucket]
-    if not all(_whole(size) for size in sizes.values()) or not spec.contains(sizes):
+    spec = manifest.buckets[entry["bucket"]]
+    if not all(is_integer(size, 0, _ANY_SIZE) for size in sizes.values()) or not spec.contains(
+        sizes
+    ):
         sizes_text = ", ".join("{} {}".format(axis, shorten(size)) for axis, size in sizes.items())
         return "the sizes {} aren't in bucket {} ({})".format(sizes_text, bucket, spec)
     for axis in spec.padded(manifest.length_axis):
@@ -197,10 +202,6 @@ def _point_problem(manifest: Manifest, entry: object) -> Optional[str]:
 def _key(manifest: Manifest, point: Point) -> Any:
     """Equal for points whose costs a plan can't tell apart."""
     return manifest.buckets[point.bucket].mode, tuple(sorted(point.sizes.items()))
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def choose_points(manifest: Manifest) -> List[Point]:

@@ -31,6 +31,8 @@ def check_budget(
         raise InputError(text.format(cold_runs, MAX_COLD_RUNS))
     if not 0 <= error < 1:
         raise InputError("error is {:g}, must be from 0 to under 1".format(error))
+    if most_error is not None and not error:
+        raise InputError("most_error goes with error, which is 0", "give error, too")
     if most_error is not None and not error <= most_error < 1:
         text = "most-error is {:g}, must be from error, {:g}, to under 1"
         raise InputError(text.format(most_error, error))

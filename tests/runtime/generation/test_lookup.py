@@ -219,16 +219,48 @@ def test_costs_between_measured_ones_lie_on_a_line() -> None:
     for ns in (0.0, 12.0):
         costs.note(3, ns)
     assert costs.ns[1:5] == [10.0, 11.0, 12.0, pytest.approx(14.4)]
-    # Nothing longer than seven is known to be slow but eight.
-    costs.forget(7)
-    assert costs.ns[3] == 12.0 and costs.ns[8] < 24.0
+
+
+def test_a_text_begins_with_earlier_costs_and_refines_its_own() -> None:
+    shared = Costs(8)
+    short, long = Costs(8, shared), Costs(8, shared)
+    for tokens, ns in ((1, 10.0), (8, 20.0)):
+        short.note(tokens, 99.0)  # loads the program for all
+        short.note(tokens, ns)
+    assert long.ns[1] == 0 and Costs(8, shared).ns == short.ns
+    for _ in range(100):
+        long.note(1, 30.0)
+        long.note(8, 90.0)
+    assert long.ns[1] == pytest.approx(30.0, rel=0.01)
+    assert (short.ns[1], short.ns[8]) == (10.0, 20.0)
+    later = Costs(8, shared)
+    assert later.ns[8] > 80.0
+    later.note(8, later.ns[8])
+    assert short.ns[8] == 20.0
+
+
+def test_refusals_are_one_texts_and_stop_at_the_offered_run() -> None:
+    costs = Costs(8)
+    refusing = Worth(costs)
+    for tokens, ns in ((1, 10.0), (8, 27.0)):
+        for cost in (0.0, ns):
+            refusing.costs.note(tokens, cost)
+    refusing.right = 0.0
+    assert not any(refusing.choose(3) for _ in range(100))
+    other = Worth(costs)
+    other.right = refusing.right = 1.0
+    # Eight tokens weren't on offer; four were, and count as less in that text until they run.
+    assert refusing.weigh(7) == other.weigh(7) == (7, 27.0, 8.0)
+    assert refusing.weigh(3)[1] == pytest.approx(0.998**100 * other.weigh(3)[1])
+    refusing.note_run(4, 0.0)  # loads the program
+    assert refusing.weigh(3) == other.weigh(3)
 
 
 def test_what_one_text_measured_all_of_the_bundle_know(lookup: Model, lookup_bundle: Path) -> None:
     prompt = [5, 6, 7, 8, 9, 10] * 3
     lookup.generate(prompt, max_new_tokens=12, do_sample=False, eos=(), lookup=True)
     first, second = lookup.session().worth, lookup.session().worth
-    assert first.costs is second.costs and first.costs.ns[1] > 0
+    assert first.costs.ns == second.costs.ns and first.costs.ns[1] > 0
     # Texts differ in what is right.
     first.note_token(False)
     assert first.right < second.right == 0.5

@@ -276,7 +276,7 @@ def test_runs_of_several_texts_tell_whether_tries_would_be_right(
     assert offers == [None, None], "the last token of a text needn't be run"
     (text,) = begin(model, PROMPTS[:1], lookup=True)
     later: Any = text._session.worth  # type: ignore[attr-defined]
-    later.right = worth.right
+    later.right, later.costs.ns = worth.right, costs
     offered = text.tries()
     assert (offered is not None) == right
     if offered is not None:
