@@ -170,13 +170,16 @@ def test_the_stages_take_no_plan_s_word_on_padding(files: Path, name: str) -> No
     one = {"lo": 1, "hi": 24, "mode": "pad", "axes": {"batch": {"lo": 1, "hi": 1}}}
     padded = {"buckets": [one], "padding": "proven" if name == "unmasked_mean" else ""}
     (files / "padded.json").write_text(json.dumps(padded))
-    # The same program, which as such serves one length.
+    # The same export, which as such serves one length.
     (files / "w").mkdir()
     single = {"buckets": [{**one, "lo": 24, "mode": "exact"}]}
     (files / "w" / "plan.json").write_text(json.dumps(single))
     given = ("-w", "w", "--plan", "padded.json")
-    for stage in (("export", model, "-w", "w"), ("compile", "-w", "w", "--precision", "fp32")):
-        made = run(*stage, *(target if stage[0] == "compile" else ()))
+    for stage in (
+        ("export", model, "-w", "w"),
+        ("compile", *given, "--precision", "fp32", *target),
+    ):
+        made = run(*stage)
         assert made.exit_code == 0, made.stderr
     packed = run("pack", model, *given, *target, "-o", "made.ecb")
     exported = run("export", model, *given)
