@@ -37,7 +37,7 @@ SELECTED = {
     # Nothing here multiplies pairs of bfloat16: masks with and without permission, not each with both.
     "kernels/test_attention.py": "not (long_sequences and (512 or 1100)) and (not (random_shapes or longer_cache or may_be_rounded) or armv8-a-0) and not (row_for_each_query and (False-False or True-True))",
     "kernels/test_vecmath.py": "not two_ulp or exp or tanh or erf or log or sin or pow",
-    "test_threads.py": "not forked_child and not idle_workers and not busy_neighbours",
+    "test_threads.py": "not forked_child and not idle_workers and not busy_neighbours and not callers_cpu",
 }  # fmt: skip
 
 #: What a variant multiplies otherwise, on a CPU that has its instructions.
