@@ -318,6 +318,14 @@ def permuted(gm: GraphModule, node: Node, order: list[int]) -> Node:
     return new
 
 
+def replace_permuted(gm: GraphModule, node: Node, order: list[int], new: Node) -> None:
+    """Puts ``new`` in place of what has the node's dimensions in this order."""
+    for user in list(node.users):
+        if permutation(user) == order:
+            user.replace_all_uses_with(new)
+            gm.graph.erase_node(user)
+
+
 def _emit_linear(gm: GraphModule, match: Match, last: Node, views: dict[Node, Node]) -> None:
     """Emits a linear over the channels, which are last meanwhile."""
     spatial = len(match.geometry.kernel)
@@ -345,10 +353,7 @@ def _emit_linear(gm: GraphModule, match: Match, last: Node, views: dict[Node, No
             new = gm.graph.call_function(activate, (linear, *last.args[1:]), dict(last.kwargs))
             new.meta = dict(linear.meta)
         back = permuted(gm, new, before)
-    for user in list(last.users):
-        if permutation(user) == behind:
-            user.replace_all_uses_with(new)
-            gm.graph.erase_node(user)
+    replace_permuted(gm, last, behind, new)
     last.replace_all_uses_with(back)
     if not back.users:
         gm.graph.erase_node(back)

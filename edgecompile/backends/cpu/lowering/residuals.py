@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.lowering.constants import constant_of, value_of
-from edgecompile.backends.lowering.convolutions import permutation, permuted
+from edgecompile.backends.lowering.convolutions import permutation, permuted, replace_permuted
 from edgecompile.backends.lowering.in_place import ChangesInPlace
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, is_float32, replace
 from edgecompile.backends.operators import ops
@@ -91,10 +91,7 @@ def _fuse_permuted(
         args[_RESIDUAL] = permuted(gm, other, inverse)
         new = gm.graph.call_function(target, tuple(args))
         new.meta = dict(view.args[0].meta)  # type: ignore[union-attr]
-    for user in list(last.users):
-        if permutation(user) == inverse:
-            user.replace_all_uses_with(new)
-            gm.graph.erase_node(user)
+    replace_permuted(gm, last, inverse, new)
     back = replace(gm, add, aten.permute.default, (new, order), last)
     if not back.users:
         gm.graph.erase_node(back)

@@ -11,7 +11,7 @@ Offsets within one image, from its first pixel, are of 32 bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -23,19 +23,6 @@ from torch.nn import functional
 
 from edgecompile.backends.cuda.kernels.launch import define, launch
 from edgecompile.backends.operators import ops
-
-_FUNCTIONS: Mapping[int, Callable[[Tensor], Tensor]] = {
-    ops.ACTIVATIONS["none"]: lambda x: x,
-    ops.ACTIVATIONS["relu"]: functional.relu,
-    ops.ACTIVATIONS["gelu_erf"]: functional.gelu,
-    ops.ACTIVATIONS["gelu_tanh"]: lambda x: functional.gelu(x, approximate="tanh"),
-    ops.ACTIVATIONS["silu"]: functional.silu,
-    ops.ACTIVATIONS["tanh"]: torch.tanh,
-    ops.ACTIVATIONS["sigmoid"]: torch.sigmoid,
-    ops.ACTIVATIONS["relu6"]: functional.relu6,
-    ops.ACTIVATIONS["hardswish"]: functional.hardswish,
-    ops.ACTIVATIONS["hardsigmoid"]: functional.hardsigmoid,
-}
 
 
 @triton.jit
@@ -177,7 +164,7 @@ def _reference(
         weight = w.reshape(w.shape[0], *kernel, -1)[..., :channels].permute(0, 3, 1, 2)
     x = functional.pad(x, [padding[1], padding[3], padding[0], padding[2]])
     y = functional.conv2d(x, weight, bias, tuple(stride), 0, tuple(dilation), groups)
-    y = _FUNCTIONS[activation](y if residual is None else y + residual)
+    y = ops.finish(y, residual, activation + ops.ACT_LAST)
     return y.contiguous(memory_format=torch.channels_last)
 
 
@@ -252,8 +239,7 @@ def CONVOLUTION(
         # One by one: Inductor makes one pointwise operator of it, which others become part of.
         sums = reduce(torch.add, y.unbind(0))
         sums = sums if bias is None else sums + bias
-        sums = sums if last is None else sums + last
-        y = _FUNCTIONS[activation](sums).to(x.dtype)
+        y = ops.finish(sums, last, activation + ops.ACT_LAST).to(x.dtype)
     return y.permute(0, 3, 1, 2)
 
 
