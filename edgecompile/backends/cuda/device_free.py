@@ -287,9 +287,14 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
 def _joins_product(self: Any, operand: Any, product: Any, why: Any) -> bool:
     """Whether a product's kernel computes an operand itself.
 
-    Not one that reads nothing: the template takes the one number that it is for a tile, and isn't compiled.
+    Not one that reads nothing: the template takes the one number that it is for a tile, and isn't compiled. Nor one
+    of rows that lie apart by a varying size, such as a permuted batch: each step would divide by it for every number,
+    in up to 255 registers. Dividing by a constant costs next to nothing.
     """
-    return bool(operand.read_writes.reads) and _join(self, operand, product, why)
+    rank = len(product.get_template_node_or_throw().get_size())
+    sizes = [read.normalize().size for read in operand.read_writes.reads if hasattr(read, "size")]
+    apart = any(len(each) > rank and not all(n.is_number for n in each[1:]) for each in sizes)
+    return bool(operand.read_writes.reads) and not apart and _join(self, operand, product, why)
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class Folded:
     """A tensor that is known at build time.
 
     Attributes:
-        tensor: its values; a tuple of tensors for what is only an operand of another one.
+        tensor: its values; several tensors for what is only an operand of another one.
         label: the name of the constant that it is, or is made of in the first place.
         key: its derivation, by names: equal keys in one module mean equal values.
         plain: whether it is the constant ``label`` itself.
@@ -121,7 +121,7 @@ def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
     with torch.no_grad():
         tensor = node.target(*args, **kwargs)  # type: ignore[operator]
-    if not isinstance(tensor, (Tensor, tuple)):
+    if not isinstance(tensor, (Tensor, tuple, list)):
         return None
     recipe = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), key_of))
     return Folded(tensor, next(iter(inputs.values())).label, recipe)

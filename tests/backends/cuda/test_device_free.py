@@ -48,6 +48,8 @@ H100 = GpuFacts(90, 114, 227 << 10, 2048, 50 << 20)
             "UniformValueConstantFolder._add_peephole_patterns",
         ),
         ("torch._inductor.scheduler", "Scheduler.check_prologue_fusion_heuristics_fusable"),
+        ("torch._inductor.scheduler", "BaseSchedulerNode.get_template_node_or_throw"),
+        ("torch._inductor.dependencies", "MemoryDep.normalize"),
         ("torch._inductor.runtime.hints", "DeviceProperties.create.cache_clear"),
         ("torch.utils._triton", "has_triton.cache_clear"),
         ("torch.utils._triton", "triton_backend.cache_clear"),
@@ -291,6 +293,34 @@ def test_constant_operands_are_compiled(tmp_path: Path) -> None:
         program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
     )
     assert any("tl.dot" in kernel.source for kernel in raw.kernels)
+
+
+class Permuted(torch.nn.Module):
+    """A linear of rows whose first two dimensions change places before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.transpose(0, 1).reshape(-1, 64))
+
+
+@pytest.mark.parametrize(("varying", "apart"), [(0, True), (1, False), (None, False)])
+def test_a_product_divides_no_address_by_a_varying_size(
+    tmp_path: Path, varying: int | None, apart: bool
+) -> None:
+    x = torch.randn(40, 32, 64, dtype=torch.float16)
+    dims = None if varying is None else {varying: torch.export.Dim("n", min=2, max=64)}
+    module = torch.export.export(
+        Permuted().half(), (), {"x": x}, dynamic_shapes={"x": dims}, strict=False
+    ).module()
+    program = device_free.move_to_gpu(module, {"x": x})  # type: ignore[arg-type]
+    raw = device_free.run_inductor(
+        program, H100, TileChooser(H100), tmp_path, requirements.find_ptxas()
+    )
+    copies = [kernel.name for kernel in raw.kernels if "tl.dot" not in kernel.source]
+    assert bool(copies) == apart, copies
 
 
 class RunningSum(torch.nn.Module):

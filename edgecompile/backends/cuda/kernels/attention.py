@@ -7,6 +7,7 @@ as torch's own attention does. Offsets within one sequence of the batch are of 3
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from edgecompile.export.operators.cached_attention import cached_attention, per_
 
 #: Kinds of masks.
 _NONE, _BOOLEAN, _ADDITIVE = 0, 1, 2
+#: The order of a result's dimensions in memory, but for the last: [batch, query, head].
+PER_TOKEN = (0, 2, 1)
 
 
 @triton.jit
@@ -112,8 +115,25 @@ def attention_kernel(
     )  # fmt: skip
 
 
+def _result(q: Tensor, v: Tensor, order: Sequence[int]) -> Tensor:
+    """An empty result [B, H, L, E] over memory with its first dimensions in some order."""
+    sizes = [q.shape[dim] for dim in order]
+    places = [order.index(dim) for dim in range(3)]
+    return q.new_empty((*sizes, v.shape[3])).permute(*places, 3)
+
+
 def _reference(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, *_: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    rows: int,
+    columns: int,
+    warps: int,
+    stages: int,
+    order: Sequence[int],
 ) -> Tensor:
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
@@ -131,7 +151,7 @@ def _reference(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return per_token(q, v).copy_(y)
+    return _result(q, v, order).copy_(y)
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -153,11 +173,12 @@ def _run(
     place: Tensor | None,
     scale: float,
     tile: tuple[int, int, int, int],
+    order: Sequence[int],
     **flags: Any,
 ) -> Tensor:
     q, k, v = _dense(q), _dense(k), _dense(v)
     batch, heads, queries, width = q.shape
-    out = per_token(q, v)
+    out = _result(q, v, order)
     kind, steps = _NONE, [0, 0, 0, 0]
     if mask is not None:
         kind = _BOOLEAN if mask.dtype == torch.bool else _ADDITIVE
@@ -201,6 +222,7 @@ def ATTENTION(
     columns: int,
     warps: int,
     stages: int,
+    order: Sequence[int],
 ) -> Tensor:
     """Attention of ``q`` [B, H, L, D] over ``k`` [B, G, S, D] and ``v`` [B, G, S, E].
 
@@ -211,12 +233,13 @@ def ATTENTION(
         causal: query i sees keys up to i alone.
         scale: the factor of the products.
         rows, columns, warps, stages: the tile of queries by keys, and how it is computed.
+        order: the order of the result's dimensions in memory, but for the last.
 
     Returns:
-        [B, H, L, E] over memory in the order [B, L, H, E].
+        [B, H, L, E].
     """
     tile = rows, columns, warps, stages
-    return _run(q, k, v, mask, None, scale, tile, CAUSAL=causal, WINDOW=0, SOFTCAP=0.0)
+    return _run(q, k, v, mask, None, scale, tile, order, CAUSAL=causal, WINDOW=0, SOFTCAP=0.0)
 
 
 def _cached_reference(
@@ -254,4 +277,4 @@ def CACHED_ATTENTION(
     caller's is then rounded as it is read.
     """
     flags = {"CAUSAL": True, "WINDOW": window, "SOFTCAP": softcap}
-    return _run(q, k, v, None, position, scale, (rows, columns, warps, stages), **flags)
+    return _run(q, k, v, None, position, scale, (rows, columns, warps, stages), PER_TOKEN, **flags)

@@ -48,7 +48,8 @@ def lower_attention(low: Lowering, gpu: GpuFacts) -> None:
             mask = _narrowest(bound["attn_mask"])
             scale = bound["scale"]
             scale = int(q.shape[-1]) ** -0.5 if scale is None else float(scale)
-            args = (*tensors, mask, bound["is_causal"], scale, *attention_tile(q, gpu))
+            order = _read_order(node) if lift == 0 else kernels.PER_TOKEN
+            args = (*tensors, mask, bound["is_causal"], scale, *attention_tile(q, gpu), order)
             new = graph.call_function(kernels.ATTENTION, args)
             for _ in range(lift):
                 new = graph.call_function(aten.squeeze.dim, (new, 0))
@@ -87,6 +88,25 @@ def _obstacle(bound: dict[str, Any]) -> str | None:
         if mask is None or mask.dtype not in (torch.bool, *_FLOATS) or mask.dim() > query.dim():
             return "the mask isn't a boolean or floating tensor of up to the query's rank"
     return "dropout is on" if bound["dropout_p"] else None
+
+
+def _read_order(node: Node) -> tuple[int, ...]:
+    """The order in which a result's dimensions are read, but for the last; memory then has the same.
+
+    Else what reads a sequence that comes before its batch gathers each row from all over the result, and a product
+    that does so in its own kernel takes several times its time.
+    """
+    order = [0, 1, 2, 3]
+    reader = next(iter(node.users), node)
+    while len(node.users) == 1 and reader.target in (aten.permute.default, aten.transpose.int):
+        if reader.target is aten.permute.default:
+            order = [order[dim] for dim in reader.args[1]]  # type: ignore[union-attr, index]
+        else:
+            one, other = reader.args[1:]
+            order[one], order[other] = order[other], order[one]  # type: ignore[index]
+        node, reader = reader, next(iter(reader.users), reader)
+    *first, last = order
+    return tuple(first) if last == 3 and first != [0, 1, 2] else kernels.PER_TOKEN
 
 
 def _ungrouped(x: Node, q: Tensor) -> Node:

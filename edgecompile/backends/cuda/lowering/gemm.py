@@ -7,6 +7,7 @@ ends other operators become part of.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from typing import Any
@@ -47,7 +48,7 @@ def merge_linears(low: Lowering) -> None:
         x, weight, bias = arguments_of(node).values()
         matrix, vector = constant_of(gm, weight), constant_of(gm, bias)
         whole = matrix is not None and matrix.dim() == 2 and matrix.shape[0] % _ALIGNED == 0
-        if whole and (bias is None) == (vector is None):
+        if whole and (bias is None) == (vector is None) and not _mixes_rows(node):
             group = groups.setdefault((x, bias is None), [])
             if not group or not changes.between(group[0], node):
                 group.append(node)
@@ -74,6 +75,17 @@ def merge_linears(low: Lowering) -> None:
             node.replace_all_uses_with(part)
             gm.graph.erase_node(node)
         low.report.counts["merged"] += len(group)
+
+
+def _mixes_rows(linear: Node) -> bool:
+    """Whether a view of the result takes values of several rows as neighbours: they aren't in a part of a wider one."""
+    value = value_of(linear)
+    views = [user for user in linear.users if user.target is aten.view.default]
+    for shape in (value_of(view).shape for view in views):  # type: ignore[union-attr]
+        ends = itertools.accumulate(reversed(shape), operator.mul)
+        if not any(str(end) == str(value.shape[-1]) for end in ends):  # type: ignore[union-attr]
+            return True
+    return False
 
 
 def _joined(low: Lowering, nodes: list[Any]) -> Node:

@@ -21,6 +21,7 @@ from edgecompile.backends.cuda.lowering.fp8 import narrow_to_fp8
 from edgecompile.backends.cuda.lowering.gelu import lower_gelu
 from edgecompile.backends.cuda.lowering.gemm import merge_linears, sum_vectors
 from edgecompile.backends.cuda.lowering.int8 import narrow_to_int8
+from edgecompile.backends.cuda.lowering.matrices import fold_weights
 from edgecompile.backends.cuda.lowering.narrow import narrow_graph
 from edgecompile.backends.cuda.lowering.operators import lower_operators
 from edgecompile.backends.cuda.lowering.tiles import hints_of
@@ -112,6 +113,7 @@ def lower_for_gpu(
     lower_arithmetic(low)
     merge_equal_nodes(low)
     lower_convolutions(low, emit_convolution)
+    fold_weights(low)
     if precision in _NARROW:
         narrow_graph(gm, _NARROW[precision])
     finish_convolutions(low, gpu, hints_of(gm, inputs or {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,12 @@ from edgecompile.backends.lowering.constants import (
     PACKED_PREFIX,
     attribute_name,
     constant_of,
+    fold_constant,
     is_nameless,
     value_of,
 )
+from edgecompile.backends.lowering.convolutions import constant_node
+from edgecompile.backends.lowering.in_place import changed_memory, changes_in_place
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of
 
 aten = torch.ops.aten
@@ -30,6 +34,41 @@ PRODUCTS = {
     aten.mm.default: ("self", "mat2", ""),
     aten.matmul.default: ("self", "other", ""),
 }
+
+
+#: What narrowing and Inductor's templates read through: a constant of its own would be the same memory twice.
+_VIEWS = {
+    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten.reshape.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.slice.Tensor, aten.select.int,
+}  # fmt: skip
+
+
+def fold_weights(low: Lowering) -> None:
+    """Makes constants of linears' weights that are computed of constants, such as queries' part of one matrix for three.
+
+    Else every run would compute them, and what asks for a constant would pass them over. Where a constant is
+    changed in place, nothing is folded. Other products may be of numbers that stay float32, such as angles.
+    """
+    if any(node.op == "get_attr" for node in changed_memory(changes_in_place(low.gm))):
+        return
+
+    def linear(node: Node) -> bool:
+        found = False
+        for source in node.all_input_nodes[1:]:
+            viewed: Any = source
+            while isinstance(viewed, Node) and viewed.target in _VIEWS:
+                viewed = viewed.args[0]
+            folded = fold_constant(low.gm, source)
+            if folded is None or constant_of(low.gm, viewed) is not None:
+                continue
+            with low.gm.graph.inserting_before(node):
+                constant = constant_node(low.gm, "ecfold_", folded, folded.tensor.contiguous)
+            constant.meta = dict(source.meta)
+            node.replace_input_with(source, constant)
+            found = True
+        return found
+
+    low.each("folded", {aten.linear.default}, linear)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from edgecompile.backends.cuda.kernels.attention import ATTENTION
+from edgecompile.backends.cuda.kernels.attention import ATTENTION, PER_TOKEN
 from edgecompile.backends.cuda.kernels.launch import interpreted
 
 _TILE = (16, 32, 2, 2)
@@ -63,19 +63,23 @@ def masks(dtype: torch.dtype) -> Iterator[Tensor | None]:
 
 
 def check(
-    tensors: list[Tensor], mask: Tensor | None, causal: bool, tile: tuple[int, ...] = _TILE
+    tensors: list[Tensor],
+    mask: Tensor | None,
+    causal: bool,
+    tile: tuple[int, ...] = _TILE,
+    order: tuple[int, ...] = PER_TOKEN,
 ) -> None:
     (q, k, v), scale = tensors, 0.3
     want = expected(q, k, v, mask, causal, scale)
     with interpreted():
-        got = ATTENTION(q, k, v, mask, causal, scale, *tile)
+        got = ATTENTION(q, k, v, mask, causal, scale, *tile, order)
     assert got.dtype == q.dtype
-    assert got.transpose(1, 2).is_contiguous()
+    assert got.permute(*order, 3).is_contiguous()
     assert (got.double() - want).abs().max().item() <= _BOUNDS[q.dtype] * max(
         1, v.abs().max().item()
     )
     # What torch computes instead, where there is no interpreter.
-    plain = ATTENTION(q, k, v, mask, causal, scale, *tile)
+    plain = ATTENTION(q, k, v, mask, causal, scale, *tile, order)
     assert plain.stride() == got.stride()
 
 
@@ -88,6 +92,11 @@ def test_masks_and_the_causal_flag() -> None:
     for mask in itertools.islice(masks(torch.float16), 2, 6):
         check(operands(torch.float16, 4, 4, 16), mask, False)
     check(operands(torch.float16, 4, 1, 40), None, True)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_memory_has_the_order_that_is_asked_for(order: tuple[int, ...]) -> None:
+    check(operands(torch.float16, 4, 2, 24), None, False, order=order)
 
 
 @pytest.mark.slow
@@ -103,8 +112,8 @@ def test_nan_stays_where_it_is_seen() -> None:
     q, k, v = operands(torch.float32, 1, 1, 16, batch=1)
     k[0, 0, 30] = torch.nan
     with interpreted():
-        got = ATTENTION(q, k, v, None, True, 1.0, *_TILE)
+        got = ATTENTION(q, k, v, None, True, 1.0, *_TILE, PER_TOKEN)
     assert got.isfinite().all()  # no query sees as far
     with interpreted():
-        got = ATTENTION(q, k, v, None, False, 1.0, *_TILE)
+        got = ATTENTION(q, k, v, None, False, 1.0, *_TILE, PER_TOKEN)
     assert got.isnan().all()
