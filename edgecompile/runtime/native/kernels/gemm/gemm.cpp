@@ -85,13 +85,15 @@ const float* read_a(const Rows& rows, bool copy, int64_t k0, int64_t depth, floa
   return scratch;
 }
 
-// A tile of `count` rows and `width` columns, of which `valid` are C's, from row r0 and column n0
-// on; with the `last` slice of K what follows the product.
+// A tile of `count` rows and `valid` columns from row r0 and column n0 on; with the `last` slice of
+// K what follows the product.
 void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_t r0, int64_t count,
               int64_t n0, int64_t valid, bool last) {
   const Product& p = rows.p;
   const Epilogue& e = p.epilogue;
-  const int64_t width = chosen.columns[count - 1];
+  const bool slim = chosen.run == kTiles.run && valid <= kFloatLanes;
+  const int64_t width = slim ? kFloatLanes : chosen.columns[count - 1];
+  const auto run = (slim ? kSlimTiles.run : chosen.run)[count - 1];
   float* const c = rows.c + r0 * p.ldc + n0;
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
@@ -108,7 +110,7 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
     t.ldc = p.ldc;
     t.residual = rows.add_in_tile ? residual : nullptr;
     t.ld_residual = e.ld_residual;
-    chosen.run[count - 1](t);
+    run(t);
     if (last && !rows.add_in_tile) finish_rows(e, residual, c, p.ldc, count, valid);
     return;
   }
@@ -123,7 +125,7 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
       }
     }
   }
-  chosen.run[count - 1](t);
+  run(t);
   if (last) finish_rows(e, residual, sums, kPanel, count, valid);
   for (int64_t r = 0; r < count; ++r) std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
 }
