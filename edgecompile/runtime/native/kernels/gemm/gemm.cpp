@@ -35,7 +35,8 @@ struct Product {
   bool residual_in_c;   // the residual overlaps C, so C can't hold partial sums
   int64_t b_panel = 0;  // of a packed B: from one panel to the next
   int64_t bias_batch = 0;
-  const RowSource* rows = nullptr;  // gives A in place of `a`
+  const RowSource* rows = nullptr;   // gives A in place of `a`
+  int64_t parts = 1, part_step = 0;  // see Tile
 };
 
 // For copies of slices of A and B.
@@ -137,7 +138,8 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
   const TileRows tiles(m1 - m0, chosen.rows);
   const PanelWalk walk(p.n, p0, p1);
   const Epilogue& e = p.epilogue;
-  const int64_t slices = p.residual_in_c || p.k <= kLongest ? 1 : (p.k + kDepth - 1) / kDepth;
+  const bool whole = p.residual_in_c || p.parts > 1 || p.k <= kLongest;
+  const int64_t slices = whole ? 1 : (p.k + kDepth - 1) / kDepth;
   const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
   const int64_t calls = tiles.tiles * (kPanel / chosen.columns[tiles.highest() - 1]);
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
@@ -155,6 +157,8 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
     t.accumulate = !first;
     t.lda = ld_copy;
     const float* const a = read_a(rows, copy_a, k0, t.k, scratch, &t.lda);
+    t.k /= t.parts = p.parts;
+    t.part_step = p.part_step;
     // A panel is 8 lines per 4 steps: spread over the tiles that meet the panel before it.
     t.prefetch_lines = prefetch_rate(static_cast<int>((8 + calls - 1) / calls));
     for (int64_t i = 0; i < walk.count(); ++i) {
@@ -171,7 +175,7 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
         pack_panel(rows.b + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
                    scratch + a_floats);
       }
-      t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
+      t.prefetch = calls >= kPrefetchCalls && p.parts == 1 ? next : nullptr;
       alignas(64) float scaled_bias[kPanel] = {};
       const float* bias = first && rows.bias != nullptr ? rows.bias + n0 : nullptr;
       if (bias != nullptr && (columns < kPanel || e.beta != 1.0f)) {
@@ -230,6 +234,26 @@ void gemm_gathered(const GatheredProduct& g) {
   p.bias_batch = g.bias_batch;
   p.rows = &g.a;
   run_grid(g.batch, p, divide_gathered(g.batch, g.m, g.n, g.k, most_rows(g.k)));
+}
+
+void gemm_parts(const PartedProduct& g) {
+  if (g.batch <= 0 || g.m <= 0 || g.n <= 0) return;
+  const int64_t k = g.parts * g.depth, panels = (g.n + kPanel - 1) / kPanel;
+  Product p{g.m, g.n, k,    g.a, g.a_batch, g.a_row, 1,          g.b,  0,
+            0,   0,   true, g.c, g.c_batch, g.ldc,   g.epilogue, false};
+  p.b_panel = k * kPanel;
+  p.parts = g.parts;
+  p.part_step = g.part_step;
+  const int64_t work = g.batch * g.m * g.n * k, threads = num_threads();
+  const bool alone = threads == 1 || work < GridLimits{}.serial_work;
+  const int64_t wanted =
+      std::clamp<int64_t>(work / GridLimits{}.task_work, 4 * threads, 16 * threads);
+  const int64_t tasks = alone ? 1 : std::min(g.batch, wanted);
+  parallel_for(tasks, [&](int64_t i) {
+    for (int64_t j = g.batch * i / tasks; j < g.batch * (i + 1) / tasks; ++j) {
+      run_block(p, j, 0, g.m, 0, panels);
+    }
+  });
 }
 
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,

@@ -92,6 +92,9 @@ struct Tile {
   int64_t k;
   const float* a;  // rows of contiguous elements
   int64_t lda;
+  // A row is so many runs of k elements, part_step apart; B has k rows for each, one after the
+  // other.
+  int64_t parts = 1, part_step = 0;
   const float* b;  // k rows of contiguous elements, kPanel apart
   float* c;
   int64_t ldc;
@@ -166,17 +169,22 @@ inline void run_tile(const Tile& t) {
       b += kTileUnroll * kPanel;
     }
   };
-  // Without anything to prefetch the same line is asked for again: cheaper than another loop.
-  if (t.prefetch == nullptr) {
-    run(std::integral_constant<int, 1>{}, b, 0);
-  } else if (t.prefetch_lines == 1) {
-    run(std::integral_constant<int, 1>{}, t.prefetch, 16);
-  } else if (t.prefetch_lines == 2) {
-    run(std::integral_constant<int, 2>{}, t.prefetch, 32);
-  } else {
-    run(std::integral_constant<int, 4>{}, t.prefetch, 64);
+  for (int64_t left = t.parts - 1;; --left, i = 0) {
+    // Without anything to prefetch the same line is asked for again: cheaper than another loop.
+    if (t.prefetch == nullptr) {
+      run(std::integral_constant<int, 1>{}, b, 0);
+    } else if (t.prefetch_lines == 1) {
+      run(std::integral_constant<int, 1>{}, t.prefetch, 16);
+    } else if (t.prefetch_lines == 2) {
+      run(std::integral_constant<int, 2>{}, t.prefetch, 32);
+    } else {
+      run(std::integral_constant<int, 4>{}, t.prefetch, 64);
+    }
+    for (; i < t.k; ++i, b += kPanel) step(i, b, acc[0]);
+    if (left == 0) break;
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) a[r] += t.part_step;
   }
-  for (; i < t.k; ++i, b += kPanel) step(i, b, acc[0]);
 
   float* const c = t.c;
   const int64_t ldc = t.ldc;
