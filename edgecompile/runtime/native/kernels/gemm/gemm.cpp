@@ -19,6 +19,9 @@ constexpr int64_t kLongest = 768;
 constexpr int64_t kDepth = 512;  // when there is more than one
 // Floats of A that one task takes: half of a second-level cache of 512 KiB.
 constexpr int64_t kBlockA = 96 * kLongest;
+// Prefetching C pays from this many elements on, a second-level cache of 1 MiB, if they are sums of
+// so many products.
+constexpr int64_t kFarFloats = 256 * 1024, kFarDepth = 64;
 // Prefetching pays from this many tiles per panel on; before, the hardware's own keeps up.
 constexpr int64_t kPrefetchCalls = 2;
 
@@ -52,6 +55,7 @@ struct Rows {
   const float* residual;
   float* c;
   bool add_in_tile;  // a tile adds the residual itself
+  bool fetch_c;      // C is prefetched, since stores wait for lines from beyond the second cache
 
   Rows(const Product& p, int64_t batch, int64_t m0, int64_t m1)
       : p(p),
@@ -66,7 +70,8 @@ struct Rows {
                      : p.epilogue.residual + batch * p.epilogue.residual_batch +
                            m0 * p.epilogue.ld_residual),
         c(p.c + batch * p.c_batch + m0 * p.ldc),
-        add_in_tile(p.epilogue.act == Activation::kNone && p.epilogue.beta == 1.0f) {}
+        add_in_tile(p.epilogue.act == Activation::kNone && p.epilogue.beta == 1.0f),
+        fetch_c(p.m * p.n >= kFarFloats && p.k >= kFarDepth) {}
 };
 
 // Columns [k0, k0 + depth) of A, *lda apart; copied to `scratch`, whose rows are *lda apart as
@@ -98,14 +103,14 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
   float* const c = rows.c + r0 * p.ldc + n0;
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
-  if (residual != nullptr) {
-    // Its rows lie far apart, so that no CPU foresees them.
+  // Rows lie far apart, so that no CPU foresees them.
+  const auto fetch = [&](const float* from, int64_t ld) {
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t x = 0; x < valid; x += 16) {
-        __builtin_prefetch(residual + r * e.ld_residual + x);
-      }
+      for (int64_t x = 0; x < valid; x += 16) __builtin_prefetch(from + r * ld + x, 1);
     }
-  }
+  };
+  if (residual != nullptr) fetch(residual, e.ld_residual);
+  if (rows.fetch_c) fetch(c, p.ldc);
   if (valid == width && !p.residual_in_c) {
     t.c = c;
     t.ldc = p.ldc;
