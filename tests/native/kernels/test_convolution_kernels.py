@@ -223,6 +223,13 @@ def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
         (70, 70, [Axis(30, 7, 1, 1, 3), Axis(31, 7, 1, 1, 3)], 70),
         (64, 64, [Axis(900, 4, 1, 1, 3)], 64),
         (40, 72, [Axis(11), Axis(13)], 1),
+        # Rows in lines of the image, with zeros around it, in one direction alone and without.
+        (3, 40, [Axis(45, 7, 2, 1, 3), Axis(79, 7, 2, 1, 3)], 1),
+        (3, 8, [Axis(9, 3, 2, 1, 4), Axis(66, 5, 2, 1, 7)], 1),
+        (5, 17, [Axis(20, 3, 1, 2, 1), Axis(40, 3)], 1),
+        (2, 33, [Axis(8, 3), Axis(37, 5, 1, 1, 2)], 1),
+        (4, 96, [Axis(27, 4, 4), Axis(133, 4, 4)], 1),
+        (3, 8, [Axis(12, 3, 1, 1, -1), Axis(50, 3, 1, 1, -2)], 1),
     ],
 )
 def test_work_is_divided(

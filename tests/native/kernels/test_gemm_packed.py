@@ -581,6 +581,18 @@ def test_a_row_does_not_depend_on_the_others(kernels: ctypes.CDLL, kind: str) ->
             np.testing.assert_array_equal(product(kernels, w, a[r : r + 1])[0], together[r])
 
 
+@pytest.mark.parametrize("m", [1, 8, 9, 12, 31])
+def test_a_column_does_not_depend_on_how_many_follow(kernels: ctypes.CDLL, m: int) -> None:
+    """The last ones are computed in narrower tiles."""
+    rng = np.random.default_rng(16)
+    for k in (5, 384, 1537):
+        a, b = random_floats(rng, m, k), random_floats(rng, k, 96)
+        whole = product(kernels, Weights.of("fp32", b), a)
+        for n in (1, 4, 33, 40, 41, 48, 49, 80):
+            part = product(kernels, Weights.of("fp32", np.ascontiguousarray(b[:, :n])), a)
+            np.testing.assert_array_equal(part, whole[:, :n], f"{n=} {k=}")
+
+
 # Tiles make signal frames larger by 8 KiB, so Linux refuses them to a process one of whose threads
 # has a smaller stack for signals.
 _REFUSED = """

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/block.h"
+#include "kernels/gemm/gemm_kernel.h"
 #include "math/simd.h"
 #include "threads/threads.h"
 
@@ -236,6 +237,61 @@ void convolve_phase(const Convolution& c, const ConvPhase& phase, const float* x
   spread_rows(c, phase, rows.get(), spread, out);
 }
 
+// The most floats of a row of taps that is read where it lies. With more, a panel of weights leaves
+// the nearest cache from one line to the next, and copies cost little beside the multiplications.
+constexpr int64_t kMostParted = 320;
+
+// Whether tiles may read rows in the image itself, one line of the kernel after the other. That
+// saves the copy of each row; lines of outputs must be long, since a tile has those of one only.
+bool reads_lines(const Convolution& c) {
+  const ConvAxis &d = c.axes[0], &h = c.axes[1], &w = c.axes[2];
+  const bool flat = d.in == 1 && d.out == 1 && d.kernel == 1 && d.padding == 0;
+  return flat && !c.transposed && c.groups == 1 && h.kernel > 1 && w.dilation == 1 &&
+         c.k() <= kMostParted && w.out >= 4 * kFewRows;
+}
+
+// One image after the other, copied with the zeros around it that taps meet.
+void convolve_lines(const Convolution& c, const float* x, const float* packed,
+                    const Epilogue& epilogue, float* out) {
+  const ConvAxis &h = c.axes[1], &w = c.axes[2];
+  const int64_t lines = (h.out - 1) * h.stride + (h.kernel - 1) * h.dilation + 1;
+  const int64_t line = ((w.out - 1) * w.stride + w.kernel) * c.channels_in;
+  const int64_t before = w.padding * c.channels_in, in = w.in * c.channels_in;
+  const bool as_is = h.padding == 0 && before == 0 && lines <= h.in && line <= in;
+  const Block padded(as_is ? 0 : lines * line);
+  for (int64_t image = 0; image < c.batch; ++image) {
+    const float* const from = x + image * h.in * in;
+    if (!as_is) {
+      parallel_for(lines, [&](int64_t i) {
+        const int64_t y = i - h.padding;
+        const bool inside = y >= 0 && y < h.in;
+        const int64_t begin = inside ? std::clamp<int64_t>(before, 0, line) : line;
+        const int64_t end = inside ? std::clamp(before + in, begin, line) : line;
+        float* const to = padded.get() + i * line;
+        std::fill_n(to, begin, 0.0f);
+        if (inside) copy_floats(from + y * in + (begin - before), end - begin, to + begin);
+        std::fill(to + end, to + line, 0.0f);
+      });
+    }
+    const int64_t first = image * h.out * w.out * c.channels_out;
+    PartedProduct p{h.out, w.out, c.channels_out, h.kernel, w.kernel * c.channels_in};
+    const int64_t step = as_is ? in : line;
+    p.a = as_is ? from : padded.get();
+    p.a_batch = h.stride * step;
+    p.a_row = w.stride * c.channels_in;
+    p.part_step = h.dilation * step;
+    p.b = packed;
+    p.epilogue = epilogue;
+    if (epilogue.residual != nullptr) p.epilogue.residual += first;
+    p.epilogue.ld_residual = c.channels_out;
+    p.epilogue.residual_batch = w.out * c.channels_out;
+    p.c = out + first;
+    p.c_batch = w.out * c.channels_out;
+    p.ldc = c.channels_out;
+    gemm_parts(p);
+  }
+}
+
 // A kernel of one place, everything as it lies: the images are one long line of pixels.
 Convolution simplified(const Convolution& c) {
   for (const ConvAxis& axis : c.axes) {
@@ -257,6 +313,7 @@ void convolve(const Convolution& given, const float* x, const float* packed,
   if (c.places_out() == 0 || c.channels_out == 0) return;
   if (c.tile != 0) return convolve_winograd(c, x, packed, epilogue, out);
   if (c.channel_wise()) return convolve_channels(c, x, packed, epilogue, out);
+  if (reads_lines(c)) return convolve_lines(c, x, packed, epilogue, out);
   std::vector<AxisPhase> phases[kMaxSpatial];
   for (int i = 0; i < kMaxSpatial; ++i) phases[i] = phases_of(c.axes[i], c.transposed);
   each_phase(phases, c.group_in(),

@@ -131,8 +131,7 @@ class Winograd {
   int64_t tile_floats() const { return kPoints * (ld_ + kPanel); }
 
   Grid divide() const {
-    const int64_t most =
-        std::max<int64_t>(1, kBlockFloats / (tile_floats() * kTileRows)) * kTileRows;
+    const int64_t most = std::max<int64_t>(kTileRows, kBlockFloats / tile_floats());
     Grid grid{(tiles_ + most - 1) / most, 1};
     const int64_t threads = num_threads();
     const int64_t work = tiles_ * kPoints * c_.channels_in * c_.channels_out;

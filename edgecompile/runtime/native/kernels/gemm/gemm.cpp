@@ -19,6 +19,9 @@ constexpr int64_t kLongest = 768;
 constexpr int64_t kDepth = 512;  // when there is more than one
 // Floats of A that one task takes: half of a second-level cache of 512 KiB.
 constexpr int64_t kBlockA = 96 * kLongest;
+// Prefetching C pays from this many elements on, a second-level cache of 1 MiB, if they are sums of
+// so many products.
+constexpr int64_t kFarFloats = 256 * 1024, kFarDepth = 64;
 // Prefetching pays from this many tiles per panel on; before, the hardware's own keeps up.
 constexpr int64_t kPrefetchCalls = 2;
 
@@ -35,7 +38,8 @@ struct Product {
   bool residual_in_c;   // the residual overlaps C, so C can't hold partial sums
   int64_t b_panel = 0;  // of a packed B: from one panel to the next
   int64_t bias_batch = 0;
-  const RowSource* rows = nullptr;  // gives A in place of `a`
+  const RowSource* rows = nullptr;   // gives A in place of `a`
+  int64_t parts = 1, part_step = 0;  // see Tile
 };
 
 // For copies of slices of A and B.
@@ -51,6 +55,7 @@ struct Rows {
   const float* residual;
   float* c;
   bool add_in_tile;  // a tile adds the residual itself
+  bool fetch_c;      // C is prefetched, since stores wait for lines from beyond the second cache
 
   Rows(const Product& p, int64_t batch, int64_t m0, int64_t m1)
       : p(p),
@@ -65,7 +70,8 @@ struct Rows {
                      : p.epilogue.residual + batch * p.epilogue.residual_batch +
                            m0 * p.epilogue.ld_residual),
         c(p.c + batch * p.c_batch + m0 * p.ldc),
-        add_in_tile(p.epilogue.act == Activation::kNone && p.epilogue.beta == 1.0f) {}
+        add_in_tile(p.epilogue.act == Activation::kNone && p.epilogue.beta == 1.0f),
+        fetch_c(p.m * p.n >= kFarFloats && p.k >= kFarDepth) {}
 };
 
 // Columns [k0, k0 + depth) of A, *lda apart; copied to `scratch`, whose rows are *lda apart as
@@ -85,30 +91,32 @@ const float* read_a(const Rows& rows, bool copy, int64_t k0, int64_t depth, floa
   return scratch;
 }
 
-// A tile of `count` rows and `width` columns, of which `valid` are C's, from row r0 and column n0
-// on; with the `last` slice of K what follows the product.
+// A tile of `count` rows and `valid` columns from row r0 and column n0 on; with the `last` slice of
+// K what follows the product.
 void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_t r0, int64_t count,
               int64_t n0, int64_t valid, bool last) {
   const Product& p = rows.p;
   const Epilogue& e = p.epilogue;
-  const int64_t width = chosen.columns[count - 1];
+  const bool slim = chosen.run == kTiles.run && valid <= kFloatLanes;
+  const int64_t width = slim ? kFloatLanes : chosen.columns[count - 1];
+  const auto run = (slim ? kSlimTiles.run : chosen.run)[count - 1];
   float* const c = rows.c + r0 * p.ldc + n0;
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
-  if (residual != nullptr) {
-    // Its rows lie far apart, so that no CPU foresees them.
+  // Rows lie far apart, so that no CPU foresees them.
+  const auto fetch = [&](const float* from, int64_t ld) {
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t x = 0; x < valid; x += 16) {
-        __builtin_prefetch(residual + r * e.ld_residual + x);
-      }
+      for (int64_t x = 0; x < valid; x += 16) __builtin_prefetch(from + r * ld + x, 1);
     }
-  }
+  };
+  if (residual != nullptr) fetch(residual, e.ld_residual);
+  if (rows.fetch_c) fetch(c, p.ldc);
   if (valid == width && !p.residual_in_c) {
     t.c = c;
     t.ldc = p.ldc;
     t.residual = rows.add_in_tile ? residual : nullptr;
     t.ld_residual = e.ld_residual;
-    chosen.run[count - 1](t);
+    run(t);
     if (last && !rows.add_in_tile) finish_rows(e, residual, c, p.ldc, count, valid);
     return;
   }
@@ -123,7 +131,7 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
       }
     }
   }
-  chosen.run[count - 1](t);
+  run(t);
   if (last) finish_rows(e, residual, sums, kPanel, count, valid);
   for (int64_t r = 0; r < count; ++r) std::copy_n(sums + r * kPanel, valid, c + r * p.ldc);
 }
@@ -135,7 +143,8 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
   const TileRows tiles(m1 - m0, chosen.rows);
   const PanelWalk walk(p.n, p0, p1);
   const Epilogue& e = p.epilogue;
-  const int64_t slices = p.residual_in_c || p.k <= kLongest ? 1 : (p.k + kDepth - 1) / kDepth;
+  const bool whole = p.residual_in_c || p.parts > 1 || p.k <= kLongest;
+  const int64_t slices = whole ? 1 : (p.k + kDepth - 1) / kDepth;
   const int64_t depth = std::max<int64_t>(1, (p.k + slices - 1) / slices);
   const int64_t calls = tiles.tiles * (kPanel / chosen.columns[tiles.highest() - 1]);
   // Rows that lie a multiple of a page apart compete for the same few places of the first cache.
@@ -153,6 +162,8 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
     t.accumulate = !first;
     t.lda = ld_copy;
     const float* const a = read_a(rows, copy_a, k0, t.k, scratch, &t.lda);
+    t.k /= t.parts = p.parts;
+    t.part_step = p.part_step;
     // A panel is 8 lines per 4 steps: spread over the tiles that meet the panel before it.
     t.prefetch_lines = prefetch_rate(static_cast<int>((8 + calls - 1) / calls));
     for (int64_t i = 0; i < walk.count(); ++i) {
@@ -169,7 +180,7 @@ void run_block(const Product& p, int64_t batch, int64_t m0, int64_t m1, int64_t 
         pack_panel(rows.b + k0 * p.b_row + n0 * p.b_col, p.b_row, p.b_col, t.k, columns, 1.0f,
                    scratch + a_floats);
       }
-      t.prefetch = calls >= kPrefetchCalls ? next : nullptr;
+      t.prefetch = calls >= kPrefetchCalls && p.parts == 1 ? next : nullptr;
       alignas(64) float scaled_bias[kPanel] = {};
       const float* bias = first && rows.bias != nullptr ? rows.bias + n0 : nullptr;
       if (bias != nullptr && (columns < kPanel || e.beta != 1.0f)) {
@@ -228,6 +239,26 @@ void gemm_gathered(const GatheredProduct& g) {
   p.bias_batch = g.bias_batch;
   p.rows = &g.a;
   run_grid(g.batch, p, divide_gathered(g.batch, g.m, g.n, g.k, most_rows(g.k)));
+}
+
+void gemm_parts(const PartedProduct& g) {
+  if (g.batch <= 0 || g.m <= 0 || g.n <= 0) return;
+  const int64_t k = g.parts * g.depth, panels = (g.n + kPanel - 1) / kPanel;
+  Product p{g.m, g.n, k,    g.a, g.a_batch, g.a_row, 1,          g.b,  0,
+            0,   0,   true, g.c, g.c_batch, g.ldc,   g.epilogue, false};
+  p.b_panel = k * kPanel;
+  p.parts = g.parts;
+  p.part_step = g.part_step;
+  const int64_t work = g.batch * g.m * g.n * k, threads = num_threads();
+  const bool alone = threads == 1 || work < GridLimits{}.serial_work;
+  const int64_t wanted =
+      std::clamp<int64_t>(work / GridLimits{}.task_work, 4 * threads, 16 * threads);
+  const int64_t tasks = alone ? 1 : std::min(g.batch, wanted);
+  parallel_for(tasks, [&](int64_t i) {
+    for (int64_t j = g.batch * i / tasks; j < g.batch * (i + 1) / tasks; ++j) {
+      run_block(p, j, 0, g.m, 0, panels);
+    }
+  });
 }
 
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,

@@ -82,4 +82,18 @@ struct GatheredProduct {
 };
 void gemm_gathered(const GatheredProduct& product);
 
+// As gemm_batched with one packed B, where a row of A is `parts` runs of `depth` elements that lie
+// part_step apart. Sums stay in registers over all of K, which should fit the nearest cache.
+// alpha and beta are 1, and the residual isn't C.
+struct PartedProduct {
+  int64_t batch, m, n, parts, depth;
+  const float* a;
+  int64_t a_batch, a_row, part_step;
+  const float* b;
+  Epilogue epilogue;
+  float* c;
+  int64_t c_batch, ldc;
+};
+void gemm_parts(const PartedProduct& product);
+
 }  // namespace ec

@@ -92,6 +92,9 @@ struct Tile {
   int64_t k;
   const float* a;  // rows of contiguous elements
   int64_t lda;
+  // A row is so many runs of k elements, part_step apart; B has k rows for each, one after the
+  // other.
+  int64_t parts = 1, part_step = 0;
   const float* b;  // k rows of contiguous elements, kPanel apart
   float* c;
   int64_t ldc;
@@ -166,17 +169,22 @@ inline void run_tile(const Tile& t) {
       b += kTileUnroll * kPanel;
     }
   };
-  // Without anything to prefetch the same line is asked for again: cheaper than another loop.
-  if (t.prefetch == nullptr) {
-    run(std::integral_constant<int, 1>{}, b, 0);
-  } else if (t.prefetch_lines == 1) {
-    run(std::integral_constant<int, 1>{}, t.prefetch, 16);
-  } else if (t.prefetch_lines == 2) {
-    run(std::integral_constant<int, 2>{}, t.prefetch, 32);
-  } else {
-    run(std::integral_constant<int, 4>{}, t.prefetch, 64);
+  for (int64_t left = t.parts - 1;; --left, i = 0) {
+    // Without anything to prefetch the same line is asked for again: cheaper than another loop.
+    if (t.prefetch == nullptr) {
+      run(std::integral_constant<int, 1>{}, b, 0);
+    } else if (t.prefetch_lines == 1) {
+      run(std::integral_constant<int, 1>{}, t.prefetch, 16);
+    } else if (t.prefetch_lines == 2) {
+      run(std::integral_constant<int, 2>{}, t.prefetch, 32);
+    } else {
+      run(std::integral_constant<int, 4>{}, t.prefetch, 64);
+    }
+    for (; i < t.k; ++i, b += kPanel) step(i, b, acc[0]);
+    if (left == 0) break;
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) a[r] += t.part_step;
   }
-  for (; i < t.k; ++i, b += kPanel) step(i, b, acc[0]);
 
   float* const c = t.c;
   const int64_t ldc = t.ldc;
@@ -224,6 +232,14 @@ constexpr TileTable<Tile, kTileRows> make_tiles(std::integer_sequence<int, R...>
           {kTileVectors<R + 1> * kFloatLanes...}};
 }
 inline constexpr auto kTiles = make_tiles(std::make_integer_sequence<int, kTileRows>{});
+
+// Of one vector, for C's last columns: the other vectors of kTiles would multiply zeros there. A
+// sum adds up in the same order.
+template <int... R>
+constexpr TileTable<Tile, kTileRows> make_slim_tiles(std::integer_sequence<int, R...>) {
+  return {{run_tile<R + 1, 1, kTileSums<R + 1>>...}, {((void)R, kFloatLanes)...}};
+}
+inline constexpr auto kSlimTiles = make_slim_tiles(std::make_integer_sequence<int, kTileRows>{});
 
 template <int... R>
 constexpr TileTable<Tile, kFewTileRows> make_few_tiles(std::integer_sequence<int, R...>) {

@@ -42,7 +42,8 @@ Grid divide_gathered(int64_t batch, int64_t m, int64_t n, int64_t k, int64_t mos
       std::clamp<int64_t>(work / GridLimits{}.task_work, 4 * threads, 16 * threads);
   const int64_t enough = (wanted + batch - 1) / batch;
   grid.chunks = std::clamp<int64_t>(m / kGatheredRows, grid.chunks, std::max(grid.chunks, enough));
-  grid.groups = std::clamp<int64_t>(wanted / (batch * grid.chunks), 1, panels);
+  // Each group copies the rows again, so there are no more than even out what threads get.
+  grid.groups = std::clamp<int64_t>(4 * threads / (batch * grid.chunks), 1, panels);
   return grid;
 }
 
