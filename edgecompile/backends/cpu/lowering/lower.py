@@ -20,6 +20,7 @@ from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cpu.lowering.attention import lower_attention, read_stored
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
 from edgecompile.backends.cpu.lowering.head import mark_head
+from edgecompile.backends.cpu.lowering.means import lower_means
 from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
 from edgecompile.backends.cpu.lowering.samples import lower_samples
@@ -106,6 +107,7 @@ def lower_graph(
     lower_recurrences(low, exactly.add)
     lower_grouped(low, packer.add)
     _lower_linears(packer)
+    lower_means(low)
     share_tables(low)
     fuse_residuals(low)
     lower_layer_norms(low)
