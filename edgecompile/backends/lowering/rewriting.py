@@ -37,7 +37,8 @@ class LoweringReport:
             compute in float32 and round; ``grouped``: products of groups of rows (mixtures of
             experts); ``heads``: products of which a run may leave out tokens; ``tables``: embeddings whose table is a packed weight; ``pointwise``: convolutions that became linears; ``batch_norms``, ``pads`` and
             ``convolved_activations``: what was taken over into convolutions; ``boxes``: torchvision's
-            suppressions and averages over boxes.
+            suppressions and averages over boxes; ``samples``: images at places between their pixels;
+            ``means``: means over images, by lines.
         kept: reasons, by node name, why a candidate was left to Inductor.
         plain_convolutions: reasons, by node name, why one was left to the general kernel.
         packed: names of the weights behind each packed one, by the attribute of the latter.

@@ -20,8 +20,10 @@ from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.cpu.lowering.attention import lower_attention, read_stored
 from edgecompile.backends.cpu.lowering.grouped import lower_grouped
 from edgecompile.backends.cpu.lowering.head import mark_head
+from edgecompile.backends.cpu.lowering.means import lower_means
 from edgecompile.backends.cpu.lowering.norms import lower_norms
 from edgecompile.backends.cpu.lowering.residuals import fuse_residuals, lower_layer_norms
+from edgecompile.backends.cpu.lowering.samples import lower_samples
 from edgecompile.backends.cpu.lowering.tables import share_tables
 from edgecompile.backends.cpu.lowering.windows import note_windows
 from edgecompile.backends.lowering.arithmetic import lower_arithmetic, lower_long_means
@@ -92,6 +94,7 @@ def lower_graph(
     select_by_masks(gm)
     write_distinct(gm)
     lower_boxes(low)
+    lower_samples(low)
     split_recurrences(low)
     lower_complex(low)
     lower_arithmetic(low)
@@ -104,6 +107,7 @@ def lower_graph(
     lower_recurrences(low, exactly.add)
     lower_grouped(low, packer.add)
     _lower_linears(packer)
+    lower_means(low)
     share_tables(low)
     fuse_residuals(low)
     lower_layer_norms(low)

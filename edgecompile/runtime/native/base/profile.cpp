@@ -25,8 +25,9 @@ int g_count = 0;
 thread_local bool t_in_kernel = false;
 
 // In the order of Work.
-constexpr const char* kNames[] = {"run",        "linear", "matmul", "convolution", "attention",
-                                  "layer norm", "copy",   "boxes",  "loops",       "other"};
+constexpr const char* kNames[] = {"run",       "linear",     "matmul", "convolution",
+                                  "attention", "layer norm", "copy",   "boxes",
+                                  "samples",   "loops",      "other"};
 
 const char* name_of(Work work) { return kNames[static_cast<int32_t>(work)]; }
 

@@ -17,9 +17,10 @@ enum class Work : int32_t {
   kAttention,
   kLayerNorm,
   kCopy,
-  kBoxes,  // suppression, or means over regions
-  kLoops,  // a parallel region of generated code
-  kOther,  // of too many kinds to tell apart
+  kBoxes,    // suppression, or means over regions
+  kSamples,  // images between their pixels
+  kLoops,    // a parallel region of generated code
+  kOther,    // of too many kinds to tell apart
 };
 
 // What one call has to do at the least: arithmetic operations, and bytes of operands and results

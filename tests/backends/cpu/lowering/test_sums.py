@@ -111,7 +111,7 @@ def test_blocks_leave_no_loop_for_sums(blocks: list[nn.Module], sums: int, loops
     called = {getattr(target, "overloadpacket", target) for target in targets(graph)}
     assert called <= {
         CONVOLUTION.overloadpacket, LINEAR.overloadpacket, aten.permute, aten.mul,
-        aten.adaptive_avg_pool2d,
+        aten.sum, aten.div, aten.view, aten.reshape,  # of a mean
     }  # fmt: skip
     with torch.no_grad():
         torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-5)
