@@ -7,12 +7,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from edgecompile.errors import BundleWriteError
-from edgecompile.models.loaded import ModelSource
+from edgecompile.models.loaded import LoadedModel, ModelSource
+from edgecompile.models.threads import enough_threads
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.notes import Notes
 from edgecompile.progress import Progress, StepHandle
@@ -37,6 +38,7 @@ class Run:
         seconds: wall time by stage, of all its runs together.
         notes: remarks for the user, from all stages.
         forecast: the forecast of a language model's build; None: there is none.
+        model: the model, which later stages run; None: it isn't loaded yet.
     """
 
     def __init__(self, request: BuildRequest, profile: TargetProfile, progress: Progress) -> None:
@@ -45,12 +47,14 @@ class Run:
         self.seconds: dict[str, float] = {}
         self.notes = Notes()
         self.forecast: BuildForecast | None = None
+        self.model: LoadedModel | None = None
 
     def stage(self, title: str, action: Callable[[StepHandle], T]) -> T:
         """The result of ``action``, which shows its progress on the step that it is given."""
         start = time.perf_counter()
+        threads = nullcontext() if self.model is None else enough_threads(self.model)
         try:
-            with self.progress.step(title) as step, warnings.catch_warnings():
+            with threads, self.progress.step(title) as step, warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of torch's to itself
                 return action(step)
         finally:

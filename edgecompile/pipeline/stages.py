@@ -39,7 +39,8 @@ def load(run: Run) -> LoadedModel:
     request = run.request
     model = run.stage("load the model", lambda _: load_model(request.model, request.load))
     run.notes.add(*model.notes)
-    return model.with_longest(run.options.max_length)
+    run.model = model.with_longest(run.options.max_length)
+    return run.model
 
 
 def with_prefix(model: LoadedModel, prefix: Path | None) -> LoadedModel:
