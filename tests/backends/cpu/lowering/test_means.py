@@ -52,10 +52,14 @@ def test_whole_images_behind_products_are_averaged_by_lines(
     torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-6)
 
 
-def test_sizes_that_vary_are_left() -> None:
-    module, x = Averaged(3, lambda x: x.mean((2, 3))), torch.randn(1, 5, 7, 9)
-    shapes = {"x": {2: torch.export.Dim("height", min=2, max=40)}}
-    assert lowered(module, {"x": x}, shapes)[1].counts["means"] == 0
+@pytest.mark.parametrize(("axis", "count"), [(0, 1), (2, 0), (3, 0)])
+def test_an_image_has_one_size(axis: int, count: int) -> None:
+    module, x = Averaged(3, lambda x: x.mean((2, 3))).eval(), torch.randn(2, 5, 7, 9)
+    shapes = {"x": {axis: torch.export.Dim("size", min=1 if axis == 0 else 2, max=40)}}
+    graph, report = lowered(module, {"x": x}, shapes)
+    assert report.counts["means"] == count
+    more = x.repeat_interleave(3, axis)
+    torch.testing.assert_close(graph(x=more), module(more), rtol=1e-5, atol=1e-6)
 
 
 def test_threads_are_given_lines() -> None:
