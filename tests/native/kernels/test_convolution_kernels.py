@@ -229,6 +229,7 @@ def test_random_convolutions(kernels: ctypes.CDLL, seed: int) -> None:
         (5, 17, [Axis(20, 3, 1, 2, 1), Axis(40, 3)], 1),
         (2, 33, [Axis(8, 3), Axis(37, 5, 1, 1, 2)], 1),
         (4, 96, [Axis(27, 4, 4), Axis(133, 4, 4)], 1),
+        (1, 24, [Axis(9, 9), Axis(700, 3, 1, 1, 1)], 1),  # one line of results
         (3, 8, [Axis(12, 3, 1, 1, -1), Axis(50, 3, 1, 1, -2)], 1),
     ],
 )

@@ -55,7 +55,9 @@ def test_any_order_in_memory_is_read() -> None:
     wanted = samples(images, grid)
     turned = grid.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0)
     assert torch.equal(samples(images, turned), wanted)
-    torch.testing.assert_close(samples(images.contiguous(), grid), wanted)
+    for points in (grid, grid[:, :1, :1]):  # many and few beside the image
+        got = samples(images.contiguous(), points)
+        torch.testing.assert_close(got, wanted[:, :, : points.shape[1], : points.shape[2]])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,9 @@ def test_far_places_are_torchs(place: float, padding: int) -> None:
 
 def test_pixels_beside_the_edge_leave_no_trace_outside() -> None:
     images = torch.full((1, 8, 3, 3), INF)
-    assert torch.equal(samples(images, torch.full((1, 1, 1, 2), 3.0)), torch.zeros(1, 8, 1, 1))
+    for place in (3.0, -3.0):
+        got = samples(images, torch.full((1, 1, 1, 2), place))
+        assert torch.equal(got, torch.zeros(1, 8, 1, 1)) and not got.signbit().any()
 
 
 def test_nothing_gives_nothing() -> None:

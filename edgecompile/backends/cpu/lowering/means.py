@@ -37,10 +37,12 @@ def _lower(gm: GraphModule, node: Node) -> bool:
     value, result = value_of(x), value_of(node)
     if not (is_float32(value) and is_float32(result) and value.dim() == 4):
         return False
-    product = x if permutation(x) is None else x.args[0]
+    order = permutation(x)
+    product = x if order is None else x.args[0]
     sizes = value.shape[2:]
     if (
-        product.target not in (CONVOLUTION, ops.LINEAR)  # type: ignore[union-attr]
+        order not in (None, [0, 3, 1, 2])
+        or product.target is not (CONVOLUTION if order is None else ops.LINEAR)  # type: ignore[union-attr]
         or not all(isinstance(size, int) for size in sizes)
         or not _takes_whole_images(node)
     ):

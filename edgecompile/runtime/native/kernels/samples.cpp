@@ -59,7 +59,8 @@ void sample_point(const Samples& call, int64_t point) {
   float* const out = call.output + point * call.channels;
   const float across = place_of(at[0], call.width, call);
   const float down = place_of(at[1], call.height, call);
-  const float start = across * 0.0f + down * 0.0f;  // NaN of a place that is infinite or NaN
+  // NaN of a place that is infinite or NaN, else +0: of negative places alone the sum would be -0.
+  const float nothing = across * 0.0f + down * 0.0f + 0.0f;
   const Neighbours x(across, call.width), y(down, call.height);
   const float* from[4];
   float shares[4];
@@ -74,13 +75,13 @@ void sample_point(const Samples& call, int64_t point) {
   int64_t c = 0;
   if (stride == 1) {
     for (; c + kL <= channels; c += kL) {
-      vf32 sum = broadcast(start);
+      vf32 sum = broadcast(nothing);
       for (int i = 0; i < count; ++i) sum = fma(load(from[i] + c), broadcast(shares[i]), sum);
       store(out + c, sum);
     }
   }
   for (; c < channels; ++c) {
-    float sum = start;
+    float sum = nothing;
     for (int i = 0; i < count; ++i) sum += from[i][c * stride] * shares[i];
     out[c] = sum;
   }

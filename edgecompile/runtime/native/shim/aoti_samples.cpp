@@ -23,22 +23,25 @@ EC_API int32_t ec_aoti_torch_cpu_ec_samples(AtenTensorHandle images, AtenTensorH
       fail("%ld images have %ld grids", pixels.sizes[0], places.sizes[0]);
     }
     if (padding < 0 || padding > 2) fail("no padding has the number %ld", padding);
-    OwnedTensor holder;
+    OwnedTensor holder, copy;
     const int64_t sizes[] = {places.sizes[0], places.sizes[1], places.sizes[2], pixels.sizes[3]};
     OwnedTensor result(new_contiguous(4, sizes, kFloat32));
+    // Channels that lie apart are read one at a time, which costs more than a copy of them all.
+    const int64_t out = result->numel();
+    const bool apart = pixels.strides[3] != 1 && 4 * out >= pixels.numel();
+    const Tensor& read = apart ? row_major(pixels, &copy) : pixels;
     Samples call{};
-    call.images = pixels.as<float>();
+    call.images = read.as<float>();
     call.count = pixels.sizes[0];
     call.height = pixels.sizes[1];
     call.width = pixels.sizes[2];
     call.channels = pixels.sizes[3];
-    std::copy(pixels.strides, pixels.strides + 4, call.strides);
+    std::copy(read.strides, read.strides + 4, call.strides);
     call.grid = row_major(places, &holder).as<float>();
     call.points = places.sizes[1] * places.sizes[2];
     call.beyond = static_cast<Beyond>(padding);
     call.align_corners = align_corners != 0;
     call.output = result->as<float>();
-    const int64_t out = result->numel();
     if (out > 0 && (call.height < 1 || call.width < 1)) {
       fail("an image of %ld by %ld", call.height, call.width);
     }

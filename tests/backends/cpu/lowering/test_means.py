@@ -52,6 +52,21 @@ def test_whole_images_behind_products_are_averaged_by_lines(
     torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-6)
 
 
+def test_features_of_a_linear_are_no_images() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).mean((2, 3))
+
+    module, x = Rows().eval(), torch.randn(2, 5, 7, 6)
+    graph, report = lowered(module, {"x": x})
+    assert report.counts["means"] == 0
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("axis", "count"), [(0, 1), (2, 0), (3, 0)])
 def test_an_image_has_one_size(axis: int, count: int) -> None:
     module, x = Averaged(3, lambda x: x.mean((2, 3))).eval(), torch.randn(2, 5, 7, 9)

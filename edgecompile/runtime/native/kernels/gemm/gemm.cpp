@@ -40,6 +40,7 @@ struct Product {
   int64_t bias_batch = 0;
   const RowSource* rows = nullptr;   // gives A in place of `a`
   int64_t parts = 1, part_step = 0;  // see Tile
+  bool far = false;                  // this is a line of a C that is far
 };
 
 // For copies of slices of A and B.
@@ -71,7 +72,7 @@ struct Rows {
                            m0 * p.epilogue.ld_residual),
         c(p.c + batch * p.c_batch + m0 * p.ldc),
         add_in_tile(p.epilogue.act == Activation::kNone && p.epilogue.beta == 1.0f),
-        fetch_c(p.m * p.n >= kFarFloats && p.k >= kFarDepth) {}
+        fetch_c((p.far || p.m * p.n >= kFarFloats) && p.k >= kFarDepth) {}
 };
 
 // Columns [k0, k0 + depth) of A, *lda apart; copied to `scratch`, whose rows are *lda apart as
@@ -104,13 +105,12 @@ void run_tile(const Rows& rows, const ChosenTiles<Tile>& chosen, Tile& t, int64_
   const float* const residual =
       last && rows.residual != nullptr ? rows.residual + r0 * e.ld_residual + n0 : nullptr;
   // Rows lie far apart, so that no CPU foresees them.
-  const auto fetch = [&](const float* from, int64_t ld) {
-    for (int64_t r = 0; r < count; ++r) {
-      for (int64_t x = 0; x < valid; x += 16) __builtin_prefetch(from + r * ld + x, 1);
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t x = 0; x < valid; x += 16) {
+      if (residual != nullptr) __builtin_prefetch(residual + r * e.ld_residual + x);
+      if (rows.fetch_c) __builtin_prefetch(c + r * p.ldc + x, 1);
     }
-  };
-  if (residual != nullptr) fetch(residual, e.ld_residual);
-  if (rows.fetch_c) fetch(c, p.ldc);
+  }
   if (valid == width && !p.residual_in_c) {
     t.c = c;
     t.ldc = p.ldc;
@@ -248,15 +248,20 @@ void gemm_parts(const PartedProduct& g) {
             0,   0,   true, g.c, g.c_batch, g.ldc,   g.epilogue, false};
   p.b_panel = k * kPanel;
   p.parts = g.parts;
+  p.far = g.batch * g.m * g.n >= kFarFloats;
   p.part_step = g.part_step;
   const int64_t work = g.batch * g.m * g.n * k, threads = num_threads();
   const bool alone = threads == 1 || work < GridLimits{}.serial_work;
   const int64_t wanted =
       std::clamp<int64_t>(work / GridLimits{}.task_work, 4 * threads, 16 * threads);
-  const int64_t tasks = alone ? 1 : std::min(g.batch, wanted);
+  // Few products are divided by rows as well.
+  const int64_t most = std::max<int64_t>(1, g.m / (2 * kTileRows));
+  const int64_t chunks = alone ? 1 : std::clamp<int64_t>(wanted / g.batch, 1, most);
+  const int64_t pieces = g.batch * chunks, tasks = alone ? 1 : std::min(pieces, wanted);
   parallel_for(tasks, [&](int64_t i) {
-    for (int64_t j = g.batch * i / tasks; j < g.batch * (i + 1) / tasks; ++j) {
-      run_block(p, j, 0, g.m, 0, panels);
+    for (int64_t j = pieces * i / tasks; j < pieces * (i + 1) / tasks; ++j) {
+      const int64_t chunk = j % chunks;
+      run_block(p, j / chunks, g.m * chunk / chunks, g.m * (chunk + 1) / chunks, 0, panels);
     }
   });
 }
