@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("policy", ["act", "diffusion", "smolvla"])
+@pytest.mark.parametrize(
+    "policy", ["act", pytest.param("diffusion", marks=pytest.mark.exhaustive), "smolvla"]
+)
 def test_episodes_are_those_of_lerobot(policy: str, tmp_path: Path) -> None:
     packages, bundle = need_variable("EDGECOMPILE_LEROBOT"), tmp_path / "policy.ecb"
     example = [

@@ -73,6 +73,7 @@ def check(report: VerifyReport) -> None:
     assert any(result.rounding for result in report.results)
 
 
+@pytest.mark.exhaustive
 def test_smollm2_is_compiled_and_says_what_transformers_says(smollm2: Path, tmp_path: Path) -> None:
     report = verified(str(smollm2), tmp_path, 96)
     check(report)
