@@ -162,3 +162,25 @@ def test_what_is_viewed_or_changed_is_not_made_twice(changes: bool, folded: int)
     graph, report = lowered(module, {"x": x}, "fp32")
     assert report.counts["folded"] == folded
     torch.testing.assert_close(graph(x=x), want, rtol=1e-5, atol=1e-5)
+
+
+class Masked(nn.Module):
+    """A weight that is computed of a constant, and changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.clone()
+        weight[:, 3:] = 0
+        return nn.functional.linear(x, weight)
+
+
+def test_a_computed_weight_that_is_changed_is_not_folded() -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(2))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Masked()
+    _, report = check(module, {"x": x}, "fp32", None, interpret=False)
+    assert report.counts["folded"] == 0
