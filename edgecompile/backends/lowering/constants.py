@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from edgecompile.backends.lowering.in_place import is_changed
+
 #: How the names of packed weights begin.
 PACKED_PREFIX = "ecpack_"
 
@@ -83,10 +85,12 @@ class Folded:
 
 
 def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
-    """Computes a node that reads constants alone; None if it reads anything else.
+    """Computes a node that reads constants alone; None if it reads anything else, or what is changed in place.
 
     Weights that a module computes when it is called (weight norm, say) are found in this way.
     """
+    if isinstance(node, Node) and is_changed(node):
+        return None
     constant = constant_of(gm, node)
     if constant is not None:
         name = str(node.target)

@@ -11,20 +11,18 @@ from torch.fx import GraphModule, Node
 
 def changes_in_place(gm: GraphModule) -> list[Node]:
     """The nodes that may change a tensor that another node made; what isn't known may."""
-    nodes = []
-    for node in gm.graph.nodes:
-        if node.op == "call_module":
-            # What export puts in front of a graph to check its inputs returns nothing.
-            changes = bool(node.users)
-        elif node.op == "call_function":
-            schema = getattr(node.target, "_schema", None)
-            module = getattr(node.target, "__module__", "")
-            changes = module != "_operator" if schema is None else bool(schema.is_mutable)
-        else:
-            changes = node.op == "call_method"
-        if changes:
-            nodes.append(node)
-    return nodes
+    return [node for node in gm.graph.nodes if _may_change(node)]
+
+
+def _may_change(node: Node) -> bool:
+    if node.op == "call_module":
+        # What export puts in front of a graph to check its inputs returns nothing.
+        return bool(node.users)
+    if node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        module = getattr(node.target, "__module__", "")
+        return module != "_operator" if schema is None else bool(schema.is_mutable)
+    return node.op == "call_method"
 
 
 def memory_of(node: Node) -> Node:
@@ -45,17 +43,31 @@ def memory_of(node: Node) -> Node:
 
 def changed_memory(changes: Iterable[Node]) -> set[Node]:
     """The nodes that made the memory that ``changes`` change in place."""
-    makers = set()
-    for node in changes:
-        schema = getattr(node.target, "_schema", None)
-        written = node.all_input_nodes
-        if schema is not None:
-            names = {x.name for x in schema.arguments if x.alias_info and x.alias_info.is_write}
-            pairs = zip((x.name for x in schema.arguments), node.args, strict=False)
-            named = {**dict(pairs), **node.kwargs}
-            written = [x for name, x in named.items() if name in names and isinstance(x, Node)]
-        makers |= {memory_of(x) for x in written}
-    return makers
+    return {memory_of(x) for node in changes for x in _written(node)}
+
+
+def _written(node: Node) -> list[Node]:
+    """The operands that a node may change in place."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.all_input_nodes
+    names = {x.name for x in schema.arguments if x.alias_info and x.alias_info.is_write}
+    pairs = zip((x.name for x in schema.arguments), node.args, strict=False)
+    named = {**dict(pairs), **node.kwargs}
+    return [x for name, x in named.items() if name in names and isinstance(x, Node)]
+
+
+def is_changed(node: Node) -> bool:
+    """Whether the memory that a node's result is in is changed in place at any time."""
+    maker = memory_of(node)
+    sharing = [maker]
+    for one in sharing:
+        for user in one.users:
+            if _may_change(user) and one in _written(user):
+                return True
+            if user not in sharing and memory_of(user) is maker:
+                sharing.append(user)
+    return False
 
 
 class ChangesInPlace:

@@ -41,19 +41,6 @@ std::optional<Version> glibc_version() {
   return std::nullopt;
 }
 
-int32_t count_cpus() {
-  // Machines may have more CPUs than cpu_set_t has bits.
-  for (int most = 1024; most <= 1 << 20; most *= 4) {
-    cpu_set_t* const set = CPU_ALLOC(most);
-    if (set == nullptr) break;
-    const size_t size = CPU_ALLOC_SIZE(most);
-    const int count = sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
-    CPU_FREE(set);
-    if (count > 0) return count;
-  }
-  return 1;
-}
-
 std::set<std::string> probe_features(const BundleFolder& folder, const std::string& name) {
   const PinnedLibrary& pinned = pin_library(folder, name);
   Functions functions(load_library(pinned));
@@ -73,6 +60,19 @@ std::set<std::string> probe_features(const BundleFolder& folder, const std::stri
 std::string variable(const char* name) {
   const char* const value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+int32_t count_cpus() {
+  // Machines may have more CPUs than cpu_set_t has bits.
+  for (int most = 1024; most <= 1 << 20; most *= 4) {
+    cpu_set_t* const set = CPU_ALLOC(most);
+    if (set == nullptr) break;
+    const size_t size = CPU_ALLOC_SIZE(most);
+    const int count = sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
+    CPU_FREE(set);
+    if (count > 0) return count;
+  }
+  return 1;
 }
 
 Host describe_host(const BundleFolder& folder) {

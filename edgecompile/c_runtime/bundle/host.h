@@ -22,6 +22,9 @@ struct Host {
 // A variable of the environment; "" where it isn't set.
 std::string variable(const char* name);
 
+// How many CPUs the calling thread may use.
+int32_t count_cpus();
+
 // A variant that can't run here, and why.
 struct Refusal {
   std::string name;

@@ -22,6 +22,10 @@ bool has_one_length(const Manifest& manifest, const Bucket& bucket) {
          std::find(padded.begin(), padded.end(), length) != padded.end();
 }
 
+int64_t bytes_of(const ElementType* type, const Sizes& sizes) {
+  return count_elements(sizes) * type->size;
+}
+
 }  // namespace
 
 Sizes largest_sizes(const Bucket& bucket) {
@@ -60,16 +64,20 @@ GpuBucket::Plan GpuBucket::arrange(const std::vector<Sizes>& inputs) {
   Plan plan;
   const auto place = [&plan](const TensorSpec& spec, const Sizes& sizes) {
     const int64_t start = plan.end;
-    const int64_t nbytes = std::max<int64_t>(count_elements(sizes) * spec.type->size, 1);
+    const int64_t nbytes = std::max<int64_t>(bytes_of(spec.type, sizes), 1);
     plan.end += (nbytes + kAlignment - 1) / kAlignment * kAlignment;
     return start;
   };
   plan.sources.resize(inputs.size());
-  for (const bool caches : {false, true}) {
+  enum { kLarge, kSmall, kCache };
+  for (const int part : {kLarge, kSmall, kCache}) {
+    if (part == kSmall) plan.ahead = plan.end;
     plan.fetched = plan.end;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (is_cache(i) != caches || is_there(i)) continue;
-      plan.sources[i] = place(manifest_.inputs[i], inputs[i]);
+      const TensorSpec& spec = manifest_.inputs[i];
+      const bool large = bytes_of(spec.type, inputs[i]) >= Copier::kLarge;
+      if (part != (is_cache(i) ? kCache : large ? kLarge : kSmall) || is_there(i)) continue;
+      plan.sources[i] = place(spec, inputs[i]);
     }
   }
   plan.sent = plan.end;
@@ -106,21 +114,12 @@ void GpuBucket::run(const std::vector<Array>& inputs, const Take& take) {
   std::vector<Sizes> given;
   for (const Array& array : inputs) given.push_back(array.sizes);
   const Plan& plan = find_plan(given);
-  const auto copy = [this, &inputs, &plan](size_t i, bool back) {
-    const size_t nbytes =
-        static_cast<size_t>(count_elements(inputs[i].sizes) * inputs[i].type->size);
-    uint8_t* const here = staging_->host() + plan.sources[i];
-    if (nbytes == 0) return;
+  run_on_gpu(plan, inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const size_t nbytes = static_cast<size_t>(bytes_of(inputs[i].type, inputs[i].sizes));
+    if (!is_cache(i) || is_there(i) || nbytes == 0) continue;
     // Caches are the caller's to be written to.
-    if (back) std::memcpy(const_cast<uint8_t*>(inputs[i].data), here, nbytes);
-    if (!back) std::memcpy(here, inputs[i].data, nbytes);
-  };
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_there(i)) copy(i, false);
-  }
-  run_on_gpu(plan);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (is_cache(i) && !is_there(i)) copy(i, true);
+    std::memcpy(const_cast<uint8_t*>(inputs[i].data), staging_->host() + plan.sources[i], nbytes);
   }
   for (size_t i = 0; i < plan.targets.size(); ++i) {
     take(i, results_.empty() ? plan.outputs[i] : results_[i], staging_->host() + plan.targets[i]);
@@ -161,9 +160,25 @@ void GpuBucket::keep_often(const std::vector<Sizes>& inputs) {
   if (kept_.size() > most_graphs_) kept_.pop_back();
 }
 
-void GpuBucket::run_on_gpu(const Plan& plan) {
+void GpuBucket::take_inputs(const std::vector<Array>& inputs, const Plan& plan) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const int64_t start = plan.sources[i], nbytes = bytes_of(inputs[i].type, inputs[i].sizes);
+    if (nbytes == 0 || is_there(i)) continue;
+    uint8_t* const here = staging_->host() + start;
+    if (start >= plan.ahead) {
+      std::memcpy(here, inputs[i].data, static_cast<size_t>(nbytes));
+      continue;
+    }
+    shared_.copier->copy(here, inputs[i].data, nbytes, [&](int64_t from, int64_t to) {
+      staging_->send(start + from, start + to, shared_.stream.get());
+    });
+  }
+}
+
+void GpuBucket::run_on_gpu(const Plan& plan, const std::vector<Array>& inputs) {
   const Driver& driver = *shared_.driver;
   try {
+    take_inputs(inputs, plan);
     plan.graph.get() != nullptr ? driver.launch(plan.graph.get(), shared_.stream.get())
                                 : queue(plan);
     driver.synchronize(shared_.stream.get());
@@ -195,7 +210,7 @@ void GpuBucket::queue(const Plan& plan) {
   }
   // It may have the shapes of another user, with or without the caches of a text.
   if (program_.user() != this) program_.rehearse(plan.inputs, this);
-  staging_->send(0, plan.sent, stream);
+  staging_->send(plan.ahead, plan.sent, stream);
   program_.enqueue(sources, targets, shared_.scratch.get(), shared_.scratch_bytes, stream);
   if (!shared_.records) results_ = program_.results();
   staging_->fetch(plan.fetched, plan.end, stream);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call/programs.h"
+#include "gpu/copier.h"
 #include "gpu/library.h"
 
 namespace ecr {
@@ -17,6 +18,7 @@ struct SharedStream {
   const Driver* driver = nullptr;
   Device device;
   Owned<void*> stream;
+  const std::unique_ptr<Copier> copier = std::make_unique<Copier>();
   int64_t scratch_bytes = 0;
   Owned<Address> scratch;
 };
@@ -49,13 +51,15 @@ class GpuBucket {
   size_t graphs() const { return kept_.size() + (plan_.graph.get() != nullptr ? 1 : 0); }
 
  private:
-  // Runs of certain shapes: what they are, and where in the staging memory everything lies: inputs,
-  // caches, which are inputs that come back changed, outputs.
+  // Runs of certain shapes: what they are, and where in the staging memory everything lies: large
+  // inputs, which are sent while they are copied and so no part of a graph, others, caches, which
+  // are inputs that come back changed, outputs.
   struct Plan {
     std::vector<Sizes> inputs, outputs;
     std::vector<int64_t> sources, targets;
-    int64_t sent = 0, fetched = 0, end = 0;  // up to where, from where, and all of it
-    Owned<void*> graph;                      // none: they are queued
+    int64_t ahead = 0, sent = 0;   // up to where large inputs lie, and all
+    int64_t fetched = 0, end = 0;  // from where, and all of it
+    Owned<void*> graph;            // none: they are queued
   };
   Plan arrange(const std::vector<Sizes>& inputs);
   void check_outputs(const Sizes& largest) const;
@@ -63,7 +67,8 @@ class GpuBucket {
   bool is_there(size_t input) const { return text_ != nullptr && is_cache(input); }
   const Plan& find_plan(const std::vector<Sizes>& inputs);
   void queue(const Plan& plan);
-  void run_on_gpu(const Plan& plan);
+  void take_inputs(const std::vector<Array>& inputs, const Plan& plan);
+  void run_on_gpu(const Plan& plan, const std::vector<Array>& inputs);
   // Once more without cuBLASLt where that has failed: what fails in a capture spoils it. Throws
   // GpuError.
   Owned<void*> record(const Plan& plan);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -106,23 +107,32 @@ def test_memory_follows_its_only_reader(
 class Pair(nn.Module):
     """Two linears of one input, whose results are divided into heads."""
 
-    def __init__(self, mixes: bool) -> None:
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.a, self.b, self.mixes = nn.Linear(32, 32), nn.Linear(32, 32), mixes
+        self.a, self.b, self.cut = nn.Linear(32, 32), nn.Linear(32, 32), cut
 
     def forward(self, x: Tensor) -> Tensor:
-        n, b, _ = x.shape
-        shape = (n, b * 4, 8) if self.mixes else (n, b, 4, 8)
-        return self.a(x).view(shape) * self.b(x).view(shape)
+        return self.cut(self.a(x)) * self.cut(self.b(x))
 
 
 @pytest.mark.parametrize("shapes", [None, _VARYING])
-@pytest.mark.parametrize(("mixes", "merged"), [(True, 0), (False, 2)])
-def test_parts_of_a_wider_row_are_viewed_within_it(shapes: Any, mixes: bool, merged: int) -> None:
+@pytest.mark.parametrize(
+    ("cut", "merged"),
+    [
+        (lambda y: y.view(y.shape[0], -1, 4, 8), 2),
+        (lambda y: y.view(y.shape[0], -1, 8), 0),
+        (lambda y: y.view(y.shape[0], -1, 4, 8).view(y.shape[0], -1, 8), 0),
+        (lambda y: y.unsqueeze(0).view(y.shape[0], -1, 8), 0),
+        (lambda y: y[1:].view(y.shape[0] - 1, -1, 8), 0),
+        (lambda y: y[1].view(-1, 8), 0),
+        (lambda y: y.transpose(0, 1).contiguous().view(y.shape[1], -1, 8), 2),
+    ],
+)
+def test_parts_of_a_wider_row_are_viewed_within_it(shapes: Any, cut: Any, merged: int) -> None:
     x = torch.randn(9, 3, 32, generator=torch.Generator().manual_seed(1))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = Pair(mixes)
+        module = Pair(cut)
     _, report = check(module, {"x": x}, "fp32", shapes, interpret=False)
     assert report.counts["merged"] == merged
 
@@ -152,3 +162,25 @@ def test_what_is_viewed_or_changed_is_not_made_twice(changes: bool, folded: int)
     graph, report = lowered(module, {"x": x}, "fp32")
     assert report.counts["folded"] == folded
     torch.testing.assert_close(graph(x=x), want, rtol=1e-5, atol=1e-5)
+
+
+class Masked(nn.Module):
+    """A weight that is computed of a constant, and changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.clone()
+        weight[:, 3:] = 0
+        return nn.functional.linear(x, weight)
+
+
+def test_a_computed_weight_that_is_changed_is_not_folded() -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(2))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = Masked()
+    _, report = check(module, {"x": x}, "fp32", None, interpret=False)
+    assert report.counts["folded"] == 0

@@ -205,3 +205,26 @@ def test_a_weight_of_several_images_is_stored_once(
     with torch.no_grad():
         for got, want in zip(graph(**example), module(**example), strict=True):
             torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+class Masked(nn.Module):
+    """A convolution whose weight is computed of constants, and changed in place before or after."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.weight, self.late = nn.Parameter(torch.randn(8, 8, 3, 3)), late
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * 2
+        before = nn.functional.conv2d(x, weight)
+        weight[:, :, 1, 1:] = 0
+        return before if self.late else nn.functional.conv2d(x, weight)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_weights_that_are_changed_are_no_constants(late: bool) -> None:
+    torch.manual_seed(3)
+    module, x = Masked(late), torch.randn(1, 8, 6, 7)
+    graph, report = lowered(module, {"x": x})
+    assert report.counts["convolutions"] == 0
+    torch.testing.assert_close(graph(x=x), module(x), rtol=1e-5, atol=1e-4)

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from edgecompile.backends.cpu.lowering.activations import activation_of
 from edgecompile.backends.lowering.constants import constant_of, packed_name, value_of
-from edgecompile.backends.lowering.in_place import ChangesInPlace
+from edgecompile.backends.lowering.in_place import ChangesInPlace, memory_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace_results
 from edgecompile.backends.operators import ops
@@ -79,12 +79,21 @@ def merge_linears(low: Lowering) -> None:
 
 def _mixes_rows(linear: Node) -> bool:
     """Whether a view of the result takes values of several rows as neighbours: they aren't in a part of a wider one."""
-    value = value_of(linear)
-    views = [user for user in linear.users if user.target is aten.view.default]
-    for shape in (value_of(view).shape for view in views):  # type: ignore[union-attr]
-        ends = itertools.accumulate(reversed(shape), operator.mul)
-        if not any(str(end) == str(value.shape[-1]) for end in ends):  # type: ignore[union-attr]
-            return True
+    width = str(value_of(linear).shape[-1])  # type: ignore[union-attr]
+    views, seen = [linear], {linear}
+    while views:
+        for user in views.pop().users:
+            # What is made contiguous is a copy then.
+            copies = user.target is aten.contiguous.default or memory_of(user) is not linear
+            if user in seen or copies:
+                continue
+            seen.add(user)
+            views.append(user)
+            if user.target is not aten.view.default:
+                continue
+            ends = itertools.accumulate(reversed(value_of(user).shape), operator.mul)  # type: ignore[union-attr]
+            if not any(str(end) == width for end in ends):
+                return True
     return False
 
 
