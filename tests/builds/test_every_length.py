@@ -14,7 +14,7 @@ import torch
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GENERATING, generate_cpp
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.cases import SPREAD_LENGTHS, length_cases, make_cases
 from edgecompile.bundle.verdict import LengthsRun

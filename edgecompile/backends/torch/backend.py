@@ -24,7 +24,7 @@ from edgecompile.backends.cpu.backend import (
     called_symbols,
     link_renamed,
 )
-from edgecompile.backends.inductor.compat import GeneratedCpp
+from edgecompile.backends.inductor.compat.generation import GeneratedCpp
 from edgecompile.backends.torch.calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
