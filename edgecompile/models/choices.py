@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from edgecompile.runtime.format.ties import Ties
+from edgecompile.runtime.format.golden.ties import Ties
 
 aten = torch.ops.aten
 

@@ -23,7 +23,7 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import FP32
-from edgecompile.runtime.format.weights import Weights
+from edgecompile.runtime.format.files.weights import Weights
 from edgecompile.targets.profile import load_variant
 
 WIDTH = 8

@@ -31,7 +31,7 @@ from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.golden.compare import compare_arrays
 from edgecompile.targets.profile import load_variant
 from tests.factories import sizes
 

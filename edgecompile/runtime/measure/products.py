@@ -10,7 +10,7 @@ import contextlib
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..call.replay import run_cases
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 from ..format.sums import size_of
 from ..gpu.engines import DEFAULT, PLANNED
 from ..open.bundle import OpenBundle

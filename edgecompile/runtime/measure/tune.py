@@ -15,9 +15,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ..base.errors import BundleError, GpuError, InputError, SelftestError, UnsupportedHostError
 from ..call.replay import run_cases
 from ..cpu.host import VARIANT_VARIABLE, Host, architecture, describe_host
-from ..format.folder import BundleFolder
-from ..format.schema import TRITON, Manifest, Variant
-from ..format.weights import map_weights
+from ..format.files.folder import BundleFolder
+from ..format.files.weights import map_weights
+from ..format.manifest.schema import TRITON, Manifest, Variant
 from ..gpu.engines import PLANNED
 from ..open.bundle import OpenBundle
 from ..open.choose import Opened
