@@ -14,7 +14,7 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
     nodes = []
     for node in gm.graph.nodes:
         if node.op == "call_module":
-            # What export puts in front of a graph to check its inputs returns nothing.
+            # Checks of inputs, which export puts in front of a graph, return nothing.
             changes = bool(node.users)
         elif node.op == "call_function":
             schema = getattr(node.target, "_schema", None)
