@@ -34,8 +34,8 @@ from edgecompile import generate_key, sign
 from edgecompile.files import file_sha256
 from edgecompile.hosts.identity import describe_machine, load_average
 from edgecompile.runtime import follow, open_bundle
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.golden import read_case
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.golden.cases import read_case
 from edgecompile.runtime.store.disk import point, remove
 from tests.native.c_runtime.c_library import CLibrary, build_library
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgecompile.errors import CompileError
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 INT8 = "int8"
 INT4 = "int4"

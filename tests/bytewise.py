@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from edgecompile.runtime.format.text import CHAT_FILE
+from edgecompile.runtime.format.manifest.text import CHAT_FILE
 from tests.generative import EOS, replace_files
 
 #: Token 0 is the padding and token 7 the end, as for the decoder.

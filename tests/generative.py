@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime import Model, NativeError
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.text import CHAT_FILE
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.text import CHAT_FILE
 from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
 from tests.runtime.golden_files import write_case
 from tests.runtime.texts import TOKENIZER, a_tokenizer

@@ -24,7 +24,7 @@ import torch
 import edgecompile
 from edgecompile.backends.cpu import backend
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GeneratedCpp, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GeneratedCpp, generate_cpp
 from edgecompile.errors import CompileError
 from edgecompile.hosts.identity import describe_machine
 from edgecompile.targets.profile import VariantSpec, load_target

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgecompile.runtime.finish.engine_build import BuildJob, EngineJob, build_engines
-from edgecompile.runtime.format.recipe_schema import ShapeRange
+from edgecompile.runtime.format.recipe.schema import ShapeRange
 from edgecompile.runtime.gpu.buffers import Buffers
 from edgecompile.runtime.gpu.cuda import Cuda
 from edgecompile.runtime.gpu.log import BuildLog, make_logger

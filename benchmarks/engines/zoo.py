@@ -16,8 +16,8 @@ import numpy as np
 from engine import Opened, Program, build, make_stream, named
 
 from edgecompile.runtime.finish.engine_build import BuildFailure
-from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import compare_arrays
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 #: As in bundles.
 _TOLERANCES = {"fp32": Tolerance(atol=1e-6, rtol=2e-5), "fp16": Tolerance(atol=1e-6, rtol=2e-2)}

@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import Manifest, Variant
-from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import map_weights
+from edgecompile.runtime.format.manifest.schema import Manifest, Variant
 from edgecompile.runtime.gpu.engines import DEFAULT, Sizes
 from edgecompile.runtime.gpu.programs import GpuPrograms
 from edgecompile.runtime.model.model import Model

@@ -14,7 +14,7 @@ from edgecompile.bundle.names import bundle_name, manifest_name
 from edgecompile.errors import UsageError
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 
 _FORMS = (
     "a folder's path, 'file.py:factory', 'package.module:factory', a .pt2 or .onnx file's path, an "

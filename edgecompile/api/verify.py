@@ -14,7 +14,7 @@ from edgecompile.api.progress import listen
 from edgecompile.errors import UsageError
 from edgecompile.files import write_text
 from edgecompile.models.options import LoadOptions
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgecompile.bundle.verdict import CaseResult, VerifyReport
     from edgecompile.models.loaded import LoadedModel
     from edgecompile.report.page import Section
-    from edgecompile.runtime.format.schema import Manifest
+    from edgecompile.runtime.format.manifest.schema import Manifest
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def verify(
     from edgecompile.bundle.verdict import check_report
     from edgecompile.bundle.verify import verify_bundle
     from edgecompile.precision import min_cosine
-    from edgecompile.runtime.format.folder import BundleFolder
+    from edgecompile.runtime.format.files.folder import BundleFolder
 
     with closing(BundleFolder(str(path))) as folder:
         manifest = folder.manifest
@@ -190,7 +190,7 @@ def _buckets(manifest: Manifest) -> tuple[Bucket, ...]:
 
 def _golden_cases(bundle: Path, manifest: Manifest) -> list[Case]:
     from edgecompile.bundle.cases import Case
-    from edgecompile.runtime.format.golden import read_case
+    from edgecompile.runtime.format.golden.cases import read_case
 
     cases = []
     for item in manifest.golden:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgecompile.runtime.format.schema import TENSORRT, TORCH, TRITON
+from edgecompile.runtime.format.manifest.schema import TENSORRT, TORCH, TRITON
 
 #: Programs for a CPU that call the library in the bundle.
 CPU = "cpu"

@@ -20,7 +20,7 @@ from edgecompile.errors import CompileError
 from edgecompile.export.program import ExportedModel
 from edgecompile.precision import FP32, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.format.schema import TORCH
+from edgecompile.runtime.format.manifest.schema import TORCH
 from edgecompile.targets.profile import TargetProfile, VariantSpec
 from edgecompile.toolchain.native import NativeRuntime, build_probe, build_runtime
 

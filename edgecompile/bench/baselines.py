@@ -13,8 +13,8 @@ from edgecompile.bench.report import BenchSettings
 from edgecompile.errors import BenchError
 from edgecompile.models.options import LoadOptions
 from edgecompile.runtime.commands.info import device_bytes
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import TORCH, Manifest
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import TORCH, Manifest
 
 EAGER = "eager"
 _WORKER = Path(__file__).resolve().with_name("worker.py")

@@ -43,7 +43,7 @@ from edgecompile.loaders.load import load_model
 from edgecompile.models.options import LoadOptions
 from edgecompile.precision import min_cosine
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.runtime.format.schema import MANIFEST_NAME
+from edgecompile.runtime.format.manifest.schema import MANIFEST_NAME
 from edgecompile.units import format_share
 
 #: The name of the bundle in reports.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.bench.timings import stream
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.format.sums import parse_sum
 from edgecompile.units import format_share
 

@@ -11,8 +11,8 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.errors import BundleError, CostError, LengthsError, PlanError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.runtime.format.document import parse_json
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import Manifest
 
 PLAN_REPORT = "reports/plan.json"
 LENGTHS_REPORT = "reports/lengths.json"

@@ -19,7 +19,7 @@ from edgecompile.export.program import common_inputs, common_outputs
 from edgecompile.models.loaded import LoadedModel, model_structure
 from edgecompile.models.specs import InputSpec
 from edgecompile.runtime.format.dtypes import Number
-from edgecompile.runtime.format.schema import (
+from edgecompile.runtime.format.manifest.schema import (
     TORCH,
     BucketSpec,
     Extent,

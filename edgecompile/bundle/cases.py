@@ -25,8 +25,8 @@ from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.precision import TOLERANCES
 from edgecompile.runtime.call.rows import ROWS, compare_rows, equal_rows, rows_alone
 from edgecompile.runtime.format.dtypes import BY_NAME
+from edgecompile.runtime.format.golden.ties import Ties
 from edgecompile.runtime.format.sums import size_of
-from edgecompile.runtime.format.ties import Ties
 
 #: Which of the cases travel with the bundle as golden vectors.
 GOLDEN_CASES = ("lower", "hint", "upper")

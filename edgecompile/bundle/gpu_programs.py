@@ -14,7 +14,7 @@ from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.writer import BundleWriter, merge_constants
 from edgecompile.precision import FP32, INT8, min_cosine
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import TRITON, GpuSpec, Manifest, Tolerance, Variant
+from edgecompile.runtime.format.manifest.schema import TRITON, GpuSpec, Manifest, Tolerance, Variant
 
 #: Variants for a GPU come before those for CPUs, and behind an engine of TensorRT.
 RANK = 800

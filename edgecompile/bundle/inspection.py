@@ -27,7 +27,7 @@ from edgecompile.backends import LIBTORCH
 from edgecompile.errors import ElfError, TargetError
 from edgecompile.runtime.base.errors import UnsupportedHostError
 from edgecompile.runtime.cpu.host import Host, choose_variant, missing
-from edgecompile.runtime.format.schema import AOTI_CPU, TORCH, Manifest, Variant
+from edgecompile.runtime.format.manifest.schema import AOTI_CPU, TORCH, Manifest, Variant
 from edgecompile.targets.profile import TargetProfile, VariantSpec, load_variant
 from edgecompile.toolchain.native import BASELINE_MARCH
 

@@ -12,7 +12,7 @@ import numpy as np
 from edgecompile.bundle.cases import GOLDEN_CASES, ROWS, Case
 from edgecompile.models.rounding import margin
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.format.compare import Agreement
+from edgecompile.runtime.format.golden.compare import Agreement
 
 #: How many times a reference's own motion a program may be off, and at what angle. A program moves about as far,
 #: by chance up to twice.

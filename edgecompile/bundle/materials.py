@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import edgecompile
 from edgecompile import checks
 from edgecompile.errors import MissingDependencyError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import AOTI_CPU, TORCH, Manifest
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import AOTI_CPU, TORCH, Manifest
 from edgecompile.runtime.format.trust.release import RELEASE_NAME, Release, parse_release
 
 if TYPE_CHECKING:

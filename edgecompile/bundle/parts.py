@@ -9,7 +9,7 @@ from typing import Protocol
 from edgecompile.audit.judge import AuditVerdict
 from edgecompile.bundle.verdict import VerifyReport
 from edgecompile.bundle.writer import BundleWriter
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 
 
 class Parts(Protocol):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from edgecompile.errors import ModelError
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.format.ties import Ties
+from edgecompile.runtime.format.golden.ties import Ties
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,10 +17,10 @@ from typing import Any
 
 from edgecompile.errors import VerificationError
 from edgecompile.runtime.base.errors import EdgecompileError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec, Variant
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import map_weights
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Manifest, TensorSpec, Variant
 from edgecompile.runtime.format.sums import size_of
-from edgecompile.runtime.format.weights import map_weights
 from edgecompile.runtime.triton.library import load_variant_library
 from edgecompile.runtime.triton.rehearsals import Rehearsals
 from edgecompile.runtime.triton.tuning import list_candidates, with_choice

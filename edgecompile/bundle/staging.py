@@ -11,7 +11,7 @@ from types import TracebackType
 
 from edgecompile.bundle.names import bundle_path
 from edgecompile.errors import BundleWriteError, DiskFullError
-from edgecompile.runtime.format.schema import MANIFEST_NAME
+from edgecompile.runtime.format.manifest.schema import MANIFEST_NAME
 from edgecompile.units import format_bytes
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -11,7 +11,7 @@ from edgecompile.bundle.cases import Case, draw_arrays, make_case
 from edgecompile.bundle.reference import Arrays, References
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.format.manifest.schema import TensorSpec
 from edgecompile.runtime.model.state_stream import make_start
 from edgecompile.runtime.model.steps import STEP
 

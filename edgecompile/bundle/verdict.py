@@ -13,8 +13,8 @@ from edgecompile.bundle.cases import LENGTH
 from edgecompile.errors import VerificationError
 from edgecompile.files import plain, plain_fields
 from edgecompile.models.rounding import FACTOR, WIDEST
-from edgecompile.runtime.format.compare import NOT_FINITE
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import NOT_FINITE
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from edgecompile.units import format_share
 
 #: The last cell of a result that isn't right.

@@ -29,8 +29,14 @@ from edgecompile.runtime.call.dispatch import axis_sizes
 from edgecompile.runtime.call.replay import run_cases
 from edgecompile.runtime.call.rows import ROWS
 from edgecompile.runtime.cpu.loaders import PACKAGES
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import AOTI_CPU, MANIFEST_NAME, Manifest, Tolerance, Variant
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import (
+    AOTI_CPU,
+    MANIFEST_NAME,
+    Manifest,
+    Tolerance,
+    Variant,
+)
 from edgecompile.runtime.format.trust.policy import trust_environment
 from edgecompile.runtime.model.steps import STEP
 

@@ -23,8 +23,9 @@ from edgecompile.bundle.staging import FULL, Staging, disk_full, free_space
 from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import BundleWriteError
 from edgecompile.files import file_sha256
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import (
+from edgecompile.runtime.format.golden.ties import Ties
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import (
     AOTI_CPU,
     MANIFEST_NAME,
     NOTHING,
@@ -34,7 +35,6 @@ from edgecompile.runtime.format.schema import (
     Manifest,
     Variant,
 )
-from edgecompile.runtime.format.ties import Ties
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.native import NativeRuntime
 
@@ -226,7 +226,7 @@ def save_case(
     """Writes a test case as .npz: ``in.<name>`` and ``out.<name>`` arrays, uncompressed.
 
     ``margin.<name>`` is the difference of an output that is allowed beyond the tolerance; ``ties.*``, ``slots.<name>``
-    and ``others.<name>`` are the fields of :class:`edgecompile.runtime.format.ties.Ties`.
+    and ``others.<name>`` are the fields of :class:`edgecompile.runtime.format.golden.ties.Ties`.
 
     numpy writes a fixed date into the archive, so equal cases are equal bytes.
     """

@@ -54,7 +54,7 @@ def command(
     """
     from edgecompile.bundle.inspection import audit_bundle, judge_target
     from edgecompile.runtime.commands.info import describe_bundle
-    from edgecompile.runtime.format.folder import BundleFolder
+    from edgecompile.runtime.format.files.folder import BundleFolder
     from edgecompile.targets.profile import load_target
 
     profile = None if target is None else load_target(target)

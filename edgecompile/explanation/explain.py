@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from edgecompile.backends.inductor.compat import find_breaks
+from edgecompile.backends.inductor.compat.breaks import find_breaks
 from edgecompile.buckets.limits import MOST_SIDES
 from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import CompileError, EdgecompileError, ModelError

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GENERATING, GeneratedCpp, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.inductor.failures import CodegenFailure, read_failure
 from edgecompile.backends.inductor.source import ExternCall, extern_calls
 from edgecompile.backends.lowering.rewriting import LoweringReport

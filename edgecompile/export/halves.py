@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from edgecompile.export.operators.cache_rows import QUANTIZE_ROWS
 from edgecompile.models.double import HALVES
 from edgecompile.precision import STORED, TOLERANCES
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 aten = torch.ops.aten
 

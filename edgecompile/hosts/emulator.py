@@ -27,8 +27,8 @@ import numpy.typing as npt
 from edgecompile.errors import NativeError, ToolchainError, UnsupportedHostError
 from edgecompile.runtime.cpu.host import architecture
 from edgecompile.runtime.format.dtypes import BY_CODE, BY_NUMPY
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import MANIFEST_NAME, Manifest, Tolerance, Variant
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import MANIFEST_NAME, Manifest, Tolerance, Variant
 from edgecompile.runtime.format.trust.policy import trust_environment
 from edgecompile.targets.profile import VariantSpec
 from edgecompile.toolchain.compilers import Toolchain, compile_object, find_toolchain, run_tool

@@ -19,8 +19,8 @@ from edgecompile.image.layers import Blobs, Layer, folder_entries
 from edgecompile.image.layout import Layout, find_date
 from edgecompile.image.parts import BUNDLE, list_names, write_parts
 from edgecompile.progress import NULL_PROGRESS, Progress
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import AOTI_CPU
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import AOTI_CPU
 from edgecompile.runtime.format.trust.release import RELEASE_NAME, parse_release
 from edgecompile.runtime.store.image import ARCHITECTURES
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from edgecompile.image.layers import Blobs, Entry, Layer, folder_entries
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import MANIFEST_NAME
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import MANIFEST_NAME
 from edgecompile.runtime.format.trust.release import RELEASE_NAME
 from edgecompile.runtime.format.trust.statement import SIGNATURES_NAME, is_signature_name
 

@@ -47,7 +47,7 @@ from edgecompile.models.modules import describe_error
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.source_lines import user_lines
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 
 _FORMS = (
     "a factory returns a dict with the keys module, inputs, axes and perhaps others, the same as "

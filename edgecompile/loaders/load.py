@@ -12,7 +12,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.options import FOR_GENERATION, FOR_ONNX, LoadOptions
 from edgecompile.models.specs import batch_problem
 from edgecompile.models.tasks import SEQ2SEQ_LM
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 
 
 def load_model(

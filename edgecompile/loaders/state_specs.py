@@ -10,8 +10,8 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.models.specs import InputSpec, OutputSpec
-from edgecompile.runtime.format.schema import StateSpec, TensorSpec
-from edgecompile.runtime.format.state import MAX_START, pair_problem
+from edgecompile.runtime.format.manifest.schema import StateSpec, TensorSpec
+from edgecompile.runtime.format.manifest.state import MAX_START, pair_problem
 
 _FORM = 'state={"h": "h_next"} says that the output h_next is the input h of the next run'
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from edgecompile.runtime.format.ties import Ties
+from edgecompile.runtime.format.golden.ties import Ties
 
 aten = torch.ops.aten
 
@@ -77,13 +77,7 @@ class Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A model may choose in every layer, of many values each.
         self.calls = {n: call for n, call in self.calls.items() if bool(call.used.any())}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in CHOOSE or _name(func) in _SUPPRESS:

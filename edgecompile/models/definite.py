@@ -63,13 +63,7 @@ def _leave() -> None:
 class _Definite(TorchFunctionMode):
     """Makes every sort stable, and every selection the first places of one; ``put`` writes as an index does."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule, kwargs = _RULES.get(func), dict(kwargs or {})
         if rule is not None and not args and "input" in kwargs:
             args = (kwargs.pop("input"),)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgecompile.errors import ModelError
 from edgecompile.models.specs import AxisLimits, InputSpec, OutputSpec, tied_sizes
-from edgecompile.runtime.format.policy_schema import PolicySpec
-from edgecompile.runtime.format.schema import GenerationSpec, StateSpec
-from edgecompile.runtime.format.speech_schema import SpeechSpec
+from edgecompile.runtime.format.manifest.policy_schema import PolicySpec
+from edgecompile.runtime.format.manifest.schema import GenerationSpec, StateSpec
+from edgecompile.runtime.format.manifest.speech_schema import SpeechSpec
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from edgecompile import checks
 from edgecompile.errors import UsageError
 from edgecompile.models.tasks import TASK_NAMES
 from edgecompile.runtime.format.dtypes import Number
-from edgecompile.runtime.format.schema import MAX_LOOKUP
+from edgecompile.runtime.format.manifest.schema import MAX_LOOKUP
 
 #: Types of keys and values in caches.
 CACHE_PRECISIONS = ("fp32", "bf16", "int8")

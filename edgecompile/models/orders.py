@@ -44,13 +44,7 @@ class Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places = places
         self._calls = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func not in CHOOSE or (lines := lines_of(func, args, kwargs, result)) is None:

@@ -20,8 +20,8 @@ from edgecompile.files import plain_fields
 from edgecompile.models.specs import InputSpec, OutputSpec, axis_sizes, tied_sizes
 from edgecompile.onnx_files.scan import OnnxRunner
 from edgecompile.runtime.call.replay import compare_case
-from edgecompile.runtime.format.compare import Agreement
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import Agreement
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 #: By case of a bucket, how its outputs agree.
 _Runs = list[tuple[str, list[Agreement]]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgecompile.errors import CompileError
-from edgecompile.runtime.format.recipe_schema import Predicted
+from edgecompile.runtime.format.recipe.schema import Predicted
 from edgecompile.runtime.format.sums import size_of
 from edgecompile.targets.gpu import CONTEXT_BYTES, FREE_SHARE, profile_bytes
 

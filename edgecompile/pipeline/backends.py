@@ -12,7 +12,7 @@ from edgecompile.pipeline.stages import compile_programs, export_programs
 from edgecompile.pipeline.tensorrt_backend import TensorRtBackend
 from edgecompile.pipeline.triton_backend import TritonBackend
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime.format.schema import TENSORRT, TORCH, TRITON
+from edgecompile.runtime.format.manifest.schema import TENSORRT, TORCH, TRITON
 from edgecompile.targets.profile import TargetProfile
 
 

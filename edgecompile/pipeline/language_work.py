@@ -17,7 +17,7 @@ from edgecompile.models.tasks import architecture_of, find_task
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import AUTO_PRECISION, CHECKPOINT_PRECISION
 from edgecompile.precision import FP32
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 from edgecompile.targets.profile import TargetProfile
 
 #: As :mod:`edgecompile.models.language_texts` has them, which loads torch.

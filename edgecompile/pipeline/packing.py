@@ -55,7 +55,7 @@ from edgecompile.quantization.rounded_model import ReferenceModel, find_referenc
 from edgecompile.quantization.trials import PrecisionChoice
 from edgecompile.report.pages import build_header, build_page
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import (
+from edgecompile.runtime.format.manifest.schema import (
     AOTI_CPU,
     MANIFEST_NAME,
     SEQ2SEQ,
@@ -65,7 +65,7 @@ from edgecompile.runtime.format.schema import (
     Manifest,
     Tolerance,
 )
-from edgecompile.runtime.format.text import CHAT_FILE
+from edgecompile.runtime.format.manifest.text import CHAT_FILE
 from edgecompile.runtime.generation.golden import FILE as GENERATION_FILE
 from edgecompile.runtime.generation.prefix import FILE as PREFIX_FILE
 from edgecompile.targets.profile import TargetProfile

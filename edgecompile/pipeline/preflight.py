@@ -49,7 +49,7 @@ from edgecompile.planning.generation_plan import refuse_generation, refuse_two_p
 from edgecompile.planning.request import AUTO_PRECISION, PlanRequest
 from edgecompile.planning.scope import longest_served
 from edgecompile.progress import StepHandle
-from edgecompile.runtime.format.schema import CAUSAL_LM, TORCH
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM, TORCH
 from edgecompile.runtime.gpu.device import main_memory
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.toolchain.torch_versions import note_untested

@@ -14,7 +14,7 @@ from edgecompile.planning.padding import require_paddable
 from edgecompile.planning.planning import Planned
 from edgecompile.planning.rows import why_rows_mix
 from edgecompile.planning.subject import Subject
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.server.schedule.batches import INDEPENDENT
 from edgecompile.server.schedule.costs import read_costs
 from edgecompile.server.schedule.streams import plan_streams

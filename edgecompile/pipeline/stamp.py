@@ -23,7 +23,7 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.result import BuildResult
 from edgecompile.runtime.base.errors import EdgecompileError
-from edgecompile.runtime.format.schema import MANIFEST_NAME
+from edgecompile.runtime.format.manifest.schema import MANIFEST_NAME
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.targets.schema import search_path
 from edgecompile.toolchain.compilers import find_toolchain

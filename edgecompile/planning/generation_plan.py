@@ -19,7 +19,7 @@ from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import AxisLimits
 from edgecompile.planning.request import PlanRequest
-from edgecompile.runtime.format.schema import RECURRENT_LM, TRITON
+from edgecompile.runtime.format.manifest.schema import RECURRENT_LM, TRITON
 from edgecompile.units import format_share
 
 

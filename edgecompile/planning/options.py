@@ -15,7 +15,7 @@ from edgecompile import checks
 from edgecompile.backends import AUTO, BACKENDS, CPU, LOCAL, PLACES
 from edgecompile.errors import UsageError
 from edgecompile.precision import MOST_PERPLEXITY_RATIO
-from edgecompile.runtime.format.schema import TORCH
+from edgecompile.runtime.format.manifest.schema import TORCH
 from edgecompile.units import parse_bytes, parse_duration
 
 MODES = ("auto", "exact", "pad")

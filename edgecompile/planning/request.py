@@ -22,7 +22,7 @@ from edgecompile.lengths.joint import JointDistribution
 from edgecompile.models.samples import SampleTexts
 from edgecompile.planning.options import SERVER, BuildOptions, PlanOptions
 from edgecompile.precision import FP32, PRECISIONS
-from edgecompile.runtime.format.schema import TENSORRT, TORCH, TRITON
+from edgecompile.runtime.format.manifest.schema import TENSORRT, TORCH, TRITON
 from edgecompile.targets.gpu import (
     BOTH_PRECISIONS,
     FP8,

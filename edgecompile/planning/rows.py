@@ -9,8 +9,8 @@ from edgecompile.buckets.ranges import AxisRange
 from edgecompile.errors import ModelError
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import TOLERANCES
-from edgecompile.runtime.format.compare import compare_arrays
 from edgecompile.runtime.format.dtypes import BY_NAME
+from edgecompile.runtime.format.golden.compare import compare_arrays
 
 if TYPE_CHECKING:
     import torch

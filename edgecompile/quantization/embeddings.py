@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgecompile.models.arrays import to_numpy, to_tensors
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import SampleTexts, text_samples
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.text.embedding import find_embeddings, narrow
 
 #: Texts that are run, and the fewest different ones that tell anything.

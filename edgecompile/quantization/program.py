@@ -28,8 +28,8 @@ from edgecompile.models.double import run_in_float64
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import INT8, ROUNDED_PRODUCTS, Precision, Rounded
 from edgecompile.quantization.gptq import RoundedWeights, round_products
-from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import compare_arrays
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
 _T = TypeVar("_T")

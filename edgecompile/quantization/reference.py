@@ -17,7 +17,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import describe_error
 from edgecompile.precision import INT4, ROUNDED_PRODUCTS, TOLERANCES, Precision
 from edgecompile.quantization.program import Deviation, QuantizedProgram, deviation_of
-from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.golden.compare import compare_arrays
 from edgecompile.targets.profile import VariantSpec
 
 #: Of the precision's tolerance: what a bundle may differ from the rounded model by. Kernels sum in

@@ -25,8 +25,8 @@ from edgecompile.quantization.reference import (
     own_limit,
     rounding_products,
 )
-from edgecompile.runtime.format.compare import Agreement, compare_arrays
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import Agreement, compare_arrays
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 _ANY = Tolerance(0.0, 0.0)
 _ACTIVATIONS_NOTE = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgecompile.audit.judge import AuditVerdict
     from edgecompile.models.loaded import ModelSource
     from edgecompile.quantization.trials import PrecisionChoice
-    from edgecompile.runtime.format.schema import Manifest
+    from edgecompile.runtime.format.manifest.schema import Manifest
 
 
 def build_header(

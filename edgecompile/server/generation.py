@@ -14,7 +14,7 @@ import numpy as np
 
 from edgecompile.runtime import Model
 from edgecompile.runtime.base.errors import EdgecompileError, NativeError
-from edgecompile.runtime.format.schema import RECURRENT_LM
+from edgecompile.runtime.format.manifest.schema import RECURRENT_LM
 from edgecompile.runtime.generation.lookup import Worth
 from edgecompile.runtime.generation.options import Options
 from edgecompile.runtime.generation.stream import TokenStream

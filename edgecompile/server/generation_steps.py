@@ -10,7 +10,7 @@ from functools import partial
 
 from edgecompile.runtime import Model
 from edgecompile.runtime.base.errors import EdgecompileError, InputError
-from edgecompile.runtime.format.schema import RECURRENT_LM
+from edgecompile.runtime.format.manifest.schema import RECURRENT_LM
 from edgecompile.runtime.generation.stream import TokenStream
 from edgecompile.runtime.generation.together import Together
 from edgecompile.server.journal import Journal

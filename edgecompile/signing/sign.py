@@ -17,8 +17,8 @@ from typing import Any
 from edgecompile import checks
 from edgecompile.errors import BundleWriteError, ToolchainError, UsageError
 from edgecompile.files import plain_fields, replacing
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import MANIFEST_NAME, Manifest
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import MANIFEST_NAME, Manifest
 from edgecompile.runtime.format.trust import statement as form
 from edgecompile.runtime.format.trust.keys import PublicKey, parse_public_key
 from edgecompile.runtime.format.trust.libcrypto import find_verifier

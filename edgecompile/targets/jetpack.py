@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgecompile.errors import PlanError, TargetError
-from edgecompile.runtime.format.recipe_schema import version_pair
+from edgecompile.runtime.format.recipe.schema import version_pair
 from edgecompile.targets.schema import (
     JETPACK_KEYS,
     check_table,

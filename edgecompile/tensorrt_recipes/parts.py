@@ -10,9 +10,9 @@ from edgecompile.audit.judge import AuditVerdict
 from edgecompile.bundle.verdict import CaseResult, VerifyReport
 from edgecompile.bundle.writer import BundleWriter
 from edgecompile.onnx_files.report import OnnxArtifact
-from edgecompile.runtime.format.recipe import parse_recipe
-from edgecompile.runtime.format.recipe_schema import OtherForm, Side
-from edgecompile.runtime.format.schema import TENSORRT, Manifest, Variant
+from edgecompile.runtime.format.manifest.schema import TENSORRT, Manifest, Variant
+from edgecompile.runtime.format.recipe.parse import parse_recipe
+from edgecompile.runtime.format.recipe.schema import OtherForm, Side
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile
 from edgecompile.tensorrt_recipes.recipes import make_recipe

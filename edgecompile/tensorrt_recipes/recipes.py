@@ -7,7 +7,8 @@ from pathlib import Path
 from edgecompile.errors import PlanError, TargetError
 from edgecompile.onnx_files.memory import HOST_BUILD_8_6, MemoryEstimate, estimate_memory
 from edgecompile.precision import min_cosine
-from edgecompile.runtime.format.recipe_schema import (
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Manifest, TensorSpec, Tolerance
+from edgecompile.runtime.format.recipe.schema import (
     OtherForm,
     Recipe,
     ShapeRange,
@@ -15,7 +16,6 @@ from edgecompile.runtime.format.recipe_schema import (
     TargetDevice,
     TensorType,
 )
-from edgecompile.runtime.format.schema import BucketSpec, Manifest, TensorSpec, Tolerance
 from edgecompile.runtime.format.sums import size_of, size_span
 from edgecompile.targets.jetpack import JetPack
 from edgecompile.targets.profile import TargetProfile

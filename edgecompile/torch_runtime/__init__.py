@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edgecompile.runtime.cpu.loaders import register_loader
-from edgecompile.runtime.format.schema import TORCH
+from edgecompile.runtime.format.manifest.schema import TORCH
 
 from .loader import TorchLoader
 

@@ -13,8 +13,8 @@ from edgecompile.runtime.format.document import shorten
 
 if TYPE_CHECKING:
     from edgecompile.runtime.cpu.programs import Programs
-    from edgecompile.runtime.format.folder import BundleFolder
-    from edgecompile.runtime.format.schema import Variant
+    from edgecompile.runtime.format.files.folder import BundleFolder
+    from edgecompile.runtime.format.manifest.schema import Variant
 
 COMMAND = "edgecompile.torch_runtime"
 
@@ -63,7 +63,7 @@ class TorchLoader:
             DamagedBundleError: the weights differ from their hash.
             BundleError: they break a rule.
         """
-        from edgecompile.runtime.format.weights import map_weights
+        from edgecompile.runtime.format.files.weights import map_weights
 
         from .programs import TorchLibrary, TorchPrograms
 

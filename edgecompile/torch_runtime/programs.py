@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from edgecompile.runtime.cpu.libraries import PinnedLibrary
     from edgecompile.runtime.cpu.tensors import Shape
-    from edgecompile.runtime.format.weights import Weights
+    from edgecompile.runtime.format.files.weights import Weights
 
 _ALIGNMENT = 64  # to which generated code rounds the sizes of constants up
 

@@ -20,7 +20,7 @@ from edgecompile.bench.report import BenchSettings
 from edgecompile.bench.worker import make_inputs
 from edgecompile.errors import BenchError
 from edgecompile.runtime.base.errors import DamagedBundleError
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from tests.runtime.bundles import DummyBundle
 
 SETTINGS = BenchSettings(threads=1)

@@ -8,8 +8,8 @@ import pytest
 from edgecompile.bench.workload import choose_workload
 from edgecompile.errors import BenchError
 from edgecompile.lengths.distribution import LengthDistribution
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from tests.runtime.bundles import DummyBundle
 
 

@@ -16,24 +16,10 @@ from benchmarks.baselines.workshop import Workshop
 from edgecompile.bench.agreement import measure_agreement
 from edgecompile.bench.process import Baseline, WorkerProcess
 from edgecompile.errors import BenchError, MissingDependencyError, ModelError
+from tests.bench.test_process import NO_LIMIT, workload
 from tests.needs import need_baseline, need_variable
 
 pytestmark = pytest.mark.slow
-
-
-#: Seconds that no machine is too slow for: what is waited for comes, or the process ends.
-NO_LIMIT = 1e6
-
-
-def workload(*, dtype: str = "int64") -> dict[str, object]:
-    """Inputs of the model."""
-    names = ("input_ids", "attention_mask")
-    bounds = ([0, 39], [0, 1])
-    specs = [
-        {"name": name, "dtype": dtype, "shape": ["batch", "length"], "bounds": span}
-        for name, span in zip(names, bounds, strict=True)
-    ]
-    return {"specs": specs, "sizes": {"batch": 1, "length": 5}, "length_axis": "length"}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GENERATING, generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX
 from edgecompile.bundle.weights import lay_out
 from edgecompile.errors import EdgecompileError, ExportError, ModelError
@@ -23,7 +23,7 @@ from edgecompile.export.program import ExportedModel
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.precision import FP32
-from edgecompile.runtime.format.weights import Weights
+from edgecompile.runtime.format.files.weights import Weights
 from edgecompile.targets.profile import load_variant
 
 WIDTH = 8

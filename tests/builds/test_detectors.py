@@ -17,8 +17,8 @@ from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
 from edgecompile.models.orders import follow_orders
 from edgecompile.runtime import InputError, Model, OutsideBucketsError, open_bundle
-from edgecompile.runtime.format.schema import Tolerance
-from edgecompile.runtime.format.ties import take_ties
+from edgecompile.runtime.format.golden.ties import take_ties
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from tests.factories import detector, queries
 
 pytestmark = pytest.mark.slow

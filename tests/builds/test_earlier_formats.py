@@ -32,9 +32,9 @@ VARIANT = "x86-64-v3"
 #: In a process of its own: a library of the same SONAME may be loaded in this one.
 C_PROGRAM = """
 import os, sys
-from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.golden import read_case
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.golden.compare import compare_arrays
+from edgecompile.runtime.format.golden.cases import read_case
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.native.c_runtime.c_library import CLibrary, build_library
 bundle = sys.argv[1]
 manifest = parse_manifest(open(bundle + "/manifest.json", "rb").read())

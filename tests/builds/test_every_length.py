@@ -14,7 +14,7 @@ import torch
 from edgecompile.backends.artifact import Artifact, TensorStore
 from edgecompile.backends.compilation import CompiledModel
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GENERATING, generate_cpp
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.cases import SPREAD_LENGTHS, length_cases, make_cases
 from edgecompile.bundle.verdict import LengthsRun
@@ -31,7 +31,7 @@ from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.golden.compare import compare_arrays
 from edgecompile.targets.profile import load_variant
 from tests.factories import sizes
 

@@ -92,7 +92,7 @@ def test_only_the_new_rows_of_a_cache_change(model: Model, gemma: LoadedModel) -
 def test_no_program_allocates_anything_of_the_context(precision: str) -> None:
     """In the generated code: what is as long as the context are the inputs alone."""
     from edgecompile.backends.cpu.lowering.lower import lower_graph
-    from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
+    from edgecompile.backends.inductor.compat.generation import GENERATING, generate_cpp
     from edgecompile.export.export import export_model
 
     gemma = load_family("gemma2", cache_precision=precision)

@@ -18,7 +18,7 @@ from edgecompile.bundle.weights import write_weights
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
 from edgecompile.runtime.format.dtypes import BY_NAME
-from edgecompile.runtime.format.weights import Weights
+from edgecompile.runtime.format.files.weights import Weights
 from tests.native.kernels.narrow import RowSteps, quantize_rows
 
 SHAPES = [(1, 1), (31, 7), (32, 8), (33, 5), (64, 96), (70, 101)]

@@ -12,7 +12,7 @@ from edgecompile.pipeline.result import BuildResult
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import GpuError
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.cli.command import run
 from tests.fake_gpu.build import FakeCudart
 from tests.needs import need_triton

@@ -21,11 +21,11 @@ from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import SelftestError
 from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.recipe import read_recipe
-from edgecompile.runtime.format.schema import TRITON
-from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import map_weights
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import TRITON
+from edgecompile.runtime.format.recipe.parse import read_recipe
 from edgecompile.runtime.measure.tune import tune_bundle
 from edgecompile.runtime.triton.tuning import TuningFolder
 from edgecompile.targets.profile import load_target

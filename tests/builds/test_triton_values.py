@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import edgecompile
 from edgecompile.bundle.rehearsal import REHEARSAL
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.fake_gpu.build import FakeCudart
 from tests.native.c_runtime.c_library import CLibrary, build_library
 from tests.needs import need_triton

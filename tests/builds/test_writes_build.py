@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import edgecompile
-from edgecompile.backends.inductor import compat
+from edgecompile.backends.inductor.compat import generation
 from edgecompile.errors import VerificationError
 from edgecompile.runtime import open_bundle
 from tests.factories import writes
@@ -29,7 +29,7 @@ def build(output: Path) -> None:
 
 
 def test_a_race_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "_ordered_writes", nullcontext)
+    monkeypatch.setattr(generation, "ordered_writes", nullcontext)
     with pytest.raises(VerificationError):
         build(tmp_path / "raced.ecb")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgecompile.bundle.inspection import audit_bundle, judge_target
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.targets.profile import load_target
 
 LIBRARY = """

@@ -9,8 +9,8 @@ import pytest
 from edgecompile.bundle.gpu_programs import rehearse_programs
 from edgecompile.bundle.rehearsal import REHEARSAL, spread_sizes
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent, Manifest
 from tests.fake_gpu.triton_bundle import TritonBundle, TritonDecoder, TritonSelector
 
 

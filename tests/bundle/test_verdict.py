@@ -11,8 +11,8 @@ import pytest
 
 from edgecompile.bundle.verdict import CaseResult, VerifyReport, check_report
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import compare_arrays
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 
 def report(*differences: float) -> VerifyReport:

@@ -9,7 +9,7 @@ import pytest
 
 from edgecompile.bundle.verify import device_environment, run_selftest, verify_bundle
 from edgecompile.errors import VerificationError
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.runtime.signed import SignedBundle
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import AxisRange, Bucket
 from edgecompile.bundle.names import bundle_name
 from edgecompile.cli.terminal.build_view import next_step
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.targets.profile import load_target
 from tests.cli.command import run
 from tests.factories import tiny_models

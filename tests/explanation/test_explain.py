@@ -187,7 +187,7 @@ def test_a_machine_without_a_compiler_says_nothing_about_the_model(
     def missing(arch: str) -> None:
         raise ToolchainError("there is no g++")
 
-    monkeypatch.setattr("edgecompile.backends.inductor.compat.find_toolchain", missing)
+    monkeypatch.setattr("edgecompile.backends.inductor.compat.generation.find_toolchain", missing)
     found = explain_model(load("picked"), ExplainRequest(load_target("cpu-x86-64")))
     assert found.verdict == "dynamic" and found.program.code_failure is None
     assert "no code was generated: there is no g++" in found.notes

@@ -307,10 +307,6 @@ def _load_weights_that_do_not_exist() -> dict[str, Any]:
     raise FileNotFoundError("no weights at weights.bin")
 
 
-def module_alone() -> nn.Module:
-    return TokenMlp()
-
-
 def full_of_mistakes() -> dict[str, Any]:
     """Six mistakes, which one error must list."""
     return {
@@ -321,6 +317,3 @@ def full_of_mistakes() -> dict[str, Any]:
         "bounds": {"mask": (2, 1)},
         "max_length": 0,
     }
-
-
-NOT_A_FUNCTION = 5

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgecompile.runtime.base.errors import GpuError
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from tests.fake_gpu.build import FakeCudart
 
 Arrays = dict[str, Any]

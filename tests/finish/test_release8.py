@@ -184,7 +184,7 @@ def test_bundles_of_other_releases_are_refused_both_ways(rig: Rig) -> None:
 @pytest.mark.parametrize(("value", "fits"), [(2**31 - 1, True), (2**31, False), (-(2**40), False)])
 def test_ids_beyond_int32_are_refused_and_never_wrapped(value: int, fits: bool) -> None:
     from edgecompile.runtime.base.errors import InputError
-    from edgecompile.runtime.format.schema import TensorSpec
+    from edgecompile.runtime.format.manifest.schema import TensorSpec
     from edgecompile.runtime.gpu.program import check_range, list_limits
 
     spec = TensorSpec("ids", "int64", (1, "length"))
@@ -199,7 +199,7 @@ def test_ids_beyond_int32_are_refused_and_never_wrapped(value: int, fits: bool) 
 
 
 def test_ids_whose_bounds_fit_are_not_looked_at() -> None:
-    from edgecompile.runtime.format.schema import TensorSpec
+    from edgecompile.runtime.format.manifest.schema import TensorSpec
     from edgecompile.runtime.gpu.program import list_limits
 
     spec = TensorSpec("ids", "int64", (1, "length"), bounds=(0, 30521))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.format.manifest.parse import MAX_MANIFEST_BYTES
 from tests.hostile.archives import hostile_golden, hostile_weights
 from tests.hostile.toy import PROBE, PROGRAMS, RUNTIME, WEIGHTS, ToyLibraries, make_toy_bundle
 from tests.hostile.trees import (

@@ -13,9 +13,9 @@ from edgecompile.runtime.base.errors import BundleError, UnsupportedHostError
 from edgecompile.runtime.call.dispatch import Dispatcher
 from edgecompile.runtime.cpu import host as cpu
 from edgecompile.runtime.format.document import Problems
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
-from edgecompile.runtime.format.weights import MAX_HEADER_BYTES, read_constants
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import MAX_HEADER_BYTES, read_constants
+from edgecompile.runtime.format.manifest.parse import MAX_MANIFEST_BYTES
 from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.hostile.cases import MANIFEST, Corpus
 from tests.hostile.conftest import Toy

@@ -21,9 +21,9 @@ from edgecompile.runtime.cpu import libraries as libraries_module
 from edgecompile.runtime.cpu import library
 from edgecompile.runtime.cpu import programs as programs_module
 from edgecompile.runtime.cpu.libraries import PinnedLibrary, pin_library
-from edgecompile.runtime.format import hashes, weights
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.format.files import hashes, weights
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import map_weights
 from edgecompile.runtime.model import model as model_module
 from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.hostile.conftest import Toy

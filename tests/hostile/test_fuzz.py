@@ -72,23 +72,23 @@ def test_the_canary_notices(tmp_path: Path) -> None:
 
 BROKEN_LOADERS = {
     "hash": (
-        "import edgecompile.runtime.format.folder as files\n"
+        "import edgecompile.runtime.format.files.folder as files\n"
         "files.BundleFolder._hash_problem = lambda self, name, fd: None\n",
         "hashed before: []",
     ),
     "link": (
-        "import edgecompile.runtime.format.folder as files\n"
+        "import edgecompile.runtime.format.files.folder as files\n"
         "import os\n"
         "files._FILE_FLAGS &= ~os.O_NOFOLLOW\n",
         "with flags",
     ),
     "write": (
-        "import edgecompile.runtime.format.folder as files\n"
+        "import edgecompile.runtime.format.files.folder as files\n"
         "files.BundleFolder.check_sizes = lambda self: open('/dev/null', 'w').close()\n",
         "for writing",
     ),
     "process": (
-        "import edgecompile.runtime.format.folder as files, os\n"
+        "import edgecompile.runtime.format.files.folder as files, os\n"
         "files.BundleFolder.check_sizes = lambda self: os.system('true')\n",
         "os.system",
     ),

@@ -32,8 +32,8 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import edgecompile
 import edgecompile.runtime.cpu.programs
-import edgecompile.runtime.format.folder as files
-import edgecompile.runtime.format.hashes as hashes
+import edgecompile.runtime.format.files.folder as files
+import edgecompile.runtime.format.files.hashes as hashes
 import edgecompile.runtime.model.model
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.base.errors import EdgecompileError

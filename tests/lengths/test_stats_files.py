@@ -14,7 +14,7 @@ from edgecompile.errors import LengthsError
 from edgecompile.lengths.distribution import LengthDistribution
 from edgecompile.lengths.served_traffic import BucketTraffic, merge_traffic
 from edgecompile.lengths.stats_files import read_stats
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter
 from tests.drift.served import SHA, stats_document, write_stats

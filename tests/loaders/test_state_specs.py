@@ -11,7 +11,7 @@ import torch
 from edgecompile.errors import ModelError
 from edgecompile.loaders.load import load_model
 from edgecompile.models.options import LoadOptions
-from edgecompile.runtime.format.schema import StateSpec
+from edgecompile.runtime.format.manifest.schema import StateSpec
 from tests.factories import stateful
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from edgecompile.export.operators.boxes import ROI_ALIGN, SUPPRESS
 from edgecompile.models.choices import Choices
 from edgecompile.models.definite import definite
-from edgecompile.runtime.format.schema import Tolerance
-from edgecompile.runtime.format.ties import Ties, take_ties
+from edgecompile.runtime.format.golden.ties import Ties, take_ties
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from tests.factories.detector import OPS
 
 FP32 = Tolerance(1e-6, 2e-5)

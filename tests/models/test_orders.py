@@ -28,8 +28,8 @@ from edgecompile.models.double import run_in_float64
 from edgecompile.models.kinds import FEW
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.orders import _MOST_LINES, Given, Repeated, follow_orders
-from edgecompile.runtime.format.schema import Tolerance
-from edgecompile.runtime.format.ties import Ties, take_ties
+from edgecompile.runtime.format.golden.ties import Ties, take_ties
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 FP32 = Tolerance(1e-6, 2e-5)
 #: The three best tie, and so do the last two of five.

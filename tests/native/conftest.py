@@ -148,7 +148,7 @@ def build_native(toolchain: Toolchain) -> Build:
 #: of SSE's own. The others are those of wider vectors, of four numbers each, and tests/builds/test_emulated.py runs
 #: whole programs of them in each run.
 NIGHTLY = frozenset({"x86-64-v2"})
-PACKED = frozenset({"test_gemm_packed", "test_packed_rows"})
+PACKED = frozenset({"test_gemm_packed", "test_gemm_rounded", "test_packed_rows"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

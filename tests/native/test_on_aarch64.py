@@ -33,6 +33,7 @@ SELECTED = {
     "kernels/test_simd.py": "",
     "kernels/test_gemm.py": "not strided_batches or armv8-a-0",
     "kernels/test_gemm_packed.py": f"(not (random_shapes or every_number_of_rows or long_rows) or armv8-a-0 or 2065 or (every_number_of_rows and fp32)) and {FEW_FORMS}",
+    "kernels/test_gemm_rounded.py": FEW_FORMS,
     "kernels/test_convolution_kernels.py": "",
     # Nothing here multiplies pairs of bfloat16: masks with and without permission, not each with both.
     "kernels/test_attention.py": "not (long_sequences and (512 or 1100)) and (not (random_shapes or longer_cache or may_be_rounded) or armv8-a-0) and not (row_for_each_query and (False-False or True-True))",
@@ -70,7 +71,8 @@ def test_other_products_pass_on_aarch64(
     variant: str, cpu: str, kinds: str, arm64_python: str, cross_tools: Path
 ) -> None:
     select = OTHER_PRODUCTS.format(variant=variant, kinds=kinds)
-    run_tests("kernels/test_gemm_packed.py", select, cpu, arm64_python, cross_tools, variant)
+    for file in ("kernels/test_gemm_packed.py", "kernels/test_gemm_rounded.py"):
+        run_tests(file, select, cpu, arm64_python, cross_tools, variant)
 
 
 def test_products_of_matrices_are_those_of_dot_products(

@@ -26,7 +26,7 @@ from edgecompile.onnx_files.build import build_onnx, build_sides
 from edgecompile.onnx_files.operators import OnnxTarget
 from edgecompile.onnx_files.report import OnnxArtifact
 from edgecompile.onnx_files.scan import OnnxRunner
-from edgecompile.runtime.format.weights import read_constants
+from edgecompile.runtime.format.files.weights import read_constants
 from tests.conftest import FACTORIES
 from tests.factories.folders import write_model
 from tests.factories.half import deep_autocast

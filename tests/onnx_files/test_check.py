@@ -19,7 +19,7 @@ from edgecompile.models.specs import InputSpec, OutputSpec
 from edgecompile.onnx_files.check import OnnxReport, check_onnx
 from edgecompile.onnx_files.scan import NoHostKernelError, OnnxRunner
 from edgecompile.onnx_files.weights import write_onnx
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from tests.onnx_files.onnx_graphs import Array, f32, graph_of
 
 BUCKETS = [

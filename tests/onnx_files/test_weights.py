@@ -12,7 +12,7 @@ import pytest
 
 from edgecompile.onnx_files.graph import EXTERNAL_ABOVE, Place
 from edgecompile.onnx_files.weights import load_graph, write_onnx
-from edgecompile.runtime.format.weights import read_constants
+from edgecompile.runtime.format.files.weights import read_constants
 from tests.onnx_files.onnx_graphs import graph_of, run
 
 LARGE = np.arange(1000, dtype=np.float32).reshape(4, 250)

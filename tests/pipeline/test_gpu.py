@@ -26,9 +26,8 @@ from edgecompile.pipeline.request import BuildRequest
 from edgecompile.pipeline.run import Run
 from edgecompile.planning.request import PlanRequest
 from edgecompile.progress import NULL_PROGRESS
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.recipe import read_recipe
-from edgecompile.runtime.format.schema import (
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import (
     BucketSpec,
     Extent,
     Manifest,
@@ -36,6 +35,7 @@ from edgecompile.runtime.format.schema import (
     Tolerance,
     Variant,
 )
+from edgecompile.runtime.format.recipe.parse import read_recipe
 from edgecompile.targets.jetpack import load_jetpack
 from edgecompile.targets.profile import VariantSpec, load_target
 from edgecompile.tensorrt_recipes.recipes import make_recipe, require_memory, shape_ranges

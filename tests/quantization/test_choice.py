@@ -44,7 +44,7 @@ from edgecompile.quantization.program import Deviation, QuantizedProgram, fewest
 from edgecompile.quantization.reference import round_cases
 from edgecompile.quantization.trials import PrecisionChoice, Trial
 from edgecompile.runtime import open_bundle
-from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.format.files.weights import map_weights
 from edgecompile.targets.profile import load_target
 from tests.quantization.quantized import narrowed_program
 from tests.zoo.generation_families import load_family

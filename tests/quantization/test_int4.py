@@ -32,7 +32,7 @@ from edgecompile.quantization.reference import activations_share, rounding_produ
 from edgecompile.quantization.rounded_model import ReferenceModel
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import NativeError
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from edgecompile.targets.profile import load_variant
 from tests.conftest import one_at_a_time
 from tests.native.c_runtime import c_library

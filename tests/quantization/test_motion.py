@@ -36,9 +36,9 @@ from edgecompile.pipeline import packing
 from edgecompile.pipeline.build import build
 from edgecompile.precision import Precision
 from edgecompile.quantization.rounded_model import ReferenceModel
-from edgecompile.runtime.format.compare import Agreement
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.weights import read_constants
+from edgecompile.runtime.format.files.weights import read_constants
+from edgecompile.runtime.format.golden.compare import Agreement
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.targets.profile import load_target
 from tests.quantization.test_quality import request_for, save_llama
 from tests.zoo.generation_families import FAMILIES

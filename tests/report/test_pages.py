@@ -24,8 +24,8 @@ from edgecompile.report.page import Drawing, Section, Table, render_page
 from edgecompile.report.pages import bench_section, build_header, build_page
 from edgecompile.report.pages import verify_section as make_verify_section
 from edgecompile.report.plan_section import plan_section
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from tests.buckets.costs.grids import two_axes
 from tests.runtime.bundles import DummyBundle
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from tests.runtime.bundles import DummyBundle
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.runtime.bundles import DELETE, DOCUMENT, DummyBundle
 from tests.runtime.golden_files import write_case
 

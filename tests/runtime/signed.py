@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.format.trust import statement as form
 from edgecompile.runtime.format.trust.keys import format_pem, parse_public_key
 from edgecompile.runtime.format.trust.release import RELEASE_NAME

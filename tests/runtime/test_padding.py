@@ -8,8 +8,8 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import BucketSpec, Extent
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent
 from tests.runtime.model.test_model import assert_agree
 
 

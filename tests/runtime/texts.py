@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.text.encoder import TextEncoder, TextOutputs
 from tests.runtime.bundles import DELETE, DOCUMENT, DummyBundle
 

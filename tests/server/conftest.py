@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgecompile.runtime.format.text import CHAT_FILE
+from edgecompile.runtime.format.manifest.text import CHAT_FILE
 from edgecompile.server.http import connections
 from tests.conftest import one_at_a_time
 from tests.generative import replace_files

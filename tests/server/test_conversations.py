@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime import Model, open_bundle
-from edgecompile.runtime.format.text import CHAT_FILE
+from edgecompile.runtime.format.manifest.text import CHAT_FILE
 from edgecompile.server.conversations import Conversations
 from edgecompile.server.settings import Limits
 from tests.generative import caches_behind, put_prefix, replace_files

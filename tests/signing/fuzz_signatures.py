@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from edgecompile.runtime.base.errors import BundleError
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.format.trust.statement import Fault, parse_envelope
 from tests.hostile.trees import mutate_bytes
 from tests.native.c_runtime import c_library

@@ -52,22 +52,6 @@ def gpu_of(name: str) -> GpuSpec:
     return gpu
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes PROFILE, with replacements, as mine.toml."""
-
-    def write_profile(*replacements: tuple[str, str]) -> Path:
-        text = PROFILE
-        for old, new in replacements:
-            assert old in text
-            text = text.replace(old, new)
-        path = tmp_path / "mine.toml"
-        path.write_text(text)
-        return path
-
-    return write_profile
-
-
 def test_the_modules_of_the_mission_are_there() -> None:
     assert JETSONS == ["jetson-agx-orin", "jetson-orin", "jetson-orin-nano", "jetson-orin-nx"]
 

@@ -48,22 +48,6 @@ extra_flags = ["-mtune=atom"]
 """
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes PROFILE, with replacements, as mine.toml."""
-
-    def write_profile(*replacements: tuple[str, str]) -> Path:
-        text = PROFILE
-        for old, new in replacements:
-            assert old in text
-            text = text.replace(old, new)
-        path = tmp_path / "mine.toml"
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write_profile
-
-
 def test_shipped_targets_are_listed() -> None:
     assert {
         *("cpu-x86-64", "cpu-x86-64-v2", "cpu-x86-64-v3", "cpu-x86-64-v4", "cpu-x86-64-amx"),

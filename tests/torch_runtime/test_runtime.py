@@ -31,8 +31,8 @@ from edgecompile.pipeline.build import build
 from edgecompile.pipeline.request import BuildRequest
 from edgecompile.planning.request import PlanRequest
 from edgecompile.runtime.cpu import loaders
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import TORCH, Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import TORCH, Manifest
 from edgecompile.runtime.model.model import Model
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.targets.profile import load_target

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from edgecompile.backends.artifact import TensorStore
 from edgecompile.backends.compilation import CompileOptions, compile_buckets
 from edgecompile.backends.cpu.backend import InductorCpuBackend, ProgramTask
-from edgecompile.backends.inductor.compat import GeneratedCpp
+from edgecompile.backends.inductor.compat.generation import GeneratedCpp
 from edgecompile.buckets.plan import BucketPlan
 from edgecompile.buckets.ranges import Bucket
 from edgecompile.bundle.cases import Case

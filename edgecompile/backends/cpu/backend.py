@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from edgecompile.backends.artifact import Artifact, TensorStore, hinted_sizes
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import GENERATING, GeneratedCpp, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GENERATING, GeneratedCpp, generate_cpp
 from edgecompile.backends.inductor.missing_kernels import (
     dtypes_of_nodes,
     missing_kernels_error,

@@ -31,8 +31,8 @@ from edgecompile.models.definite import definite
 from edgecompile.models.double import run_in_float64
 from edgecompile.models.orders import follow_orders
 from edgecompile.precision import INT8, min_cosine
-from edgecompile.runtime.format.schema import Tolerance
-from edgecompile.runtime.format.ties import Ties, take_ties
+from edgecompile.runtime.format.golden.ties import Ties, take_ties
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from edgecompile.targets.gpu import FP8, GpuFacts
 
 #: The graph in the target's precision against the exported one in float32, both by torch's kernels; and

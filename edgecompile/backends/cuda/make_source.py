@@ -16,11 +16,10 @@ from edgecompile.backends.cuda.gemm.row_tiles import TileChooser
 from edgecompile.backends.cuda.gemm.tiles import RULES
 from edgecompile.backends.cuda.lowering.lower import lower_for_gpu
 from edgecompile.backends.cuda.source import Kernel
-from edgecompile.backends.inductor.compat import (
-    GENERATING,
+from edgecompile.backends.inductor.compat.generation import GENERATING, generation_failed
+from edgecompile.backends.inductor.compat.sizes import (
     assume_no_ones,
     conditions_compared,
-    generation_failed,
     refuse_fixed,
     sizes_interpolated,
     varying_sizes,
@@ -70,7 +69,7 @@ def make_gpu_source(
     check: Callable[[GraphModule], None] = lambda module: None,
     rule: str = RULES[0],
 ) -> GpuSource:
-    """Generates a program's code; takes :data:`~edgecompile.backends.inductor.compat.GENERATING`.
+    """Generates a program's code; takes :data:`~edgecompile.backends.inductor.compat.generation.GENERATING`.
 
     Args:
         exported: the program for the bucket's range, in float32.

@@ -29,7 +29,7 @@ _TO_BE_QUOTED = re.compile(r"""[\s'"\\]""")
 #: the model's wrapper (tensor handles, calls); everything after it is kernels alone.
 _KERNEL_MARKER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 
-#: What kernels begin with: Inductor's types, the sums that we make of some (inductor/compat.py), and functions of
+#: What kernels begin with: Inductor's types, the sums that we make of some (inductor/compat/sums.py), and functions of
 #: single numbers.
 KERNEL_INCLUDES = (
     f'{_KERNEL_MARKER}\n#include "generated/sums.h"\n#include "generated/one_lane.h"\n'

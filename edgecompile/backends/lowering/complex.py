@@ -36,7 +36,7 @@ _MOVES = {
     aten.new_zeros.default,
 }  # fmt: skip
 
-#: What isn't the memory of its operand any more once that is a pair.
+#: Operators whose result shares its operand's memory, but not once the operand is a pair.
 _COPIES = {aten.view_as_real.default, aten._conj.default}
 
 _CONVERSIONS = {aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default}

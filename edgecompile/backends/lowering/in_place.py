@@ -16,7 +16,7 @@ def changes_in_place(gm: GraphModule) -> list[Node]:
 
 def _may_change(node: Node) -> bool:
     if node.op == "call_module":
-        # What export puts in front of a graph to check its inputs returns nothing.
+        # Checks of inputs, which export puts in front of a graph, return nothing.
         return bool(node.users)
     if node.op == "call_function":
         schema = getattr(node.target, "_schema", None)

@@ -119,7 +119,7 @@ def _last_of_lines(
     places = places.movedim(dim, -1)
     lines = places.reshape(-1, places.shape[-1]).to(torch.int64)
     last = find_last(lines, target.shape[dim]).reshape(places.shape).movedim(-1, dim)
-    # Of each dimension of the source, as many are written as the index has.
+    # The source may be larger than the index: its other places aren't written.
     written = source[tuple(slice(size) for size in index.shape)]
     return written.gather(dim, last.expand(index.shape))
 

@@ -89,7 +89,7 @@ _BY_ELEMENT = {
 _Found = tuple["dict[Node, int] | None", Any]
 
 
-#: Of other operators the result may have another dtype than what they change.
+#: Functional forms of other operators may return another dtype than the operand has.
 _IN_PLACE = ("add_", "sub_", "mul_", "div_", "neg_", "exp_", "relu_", "silu_", "gelu_", "tanh_", "sigmoid_", "clamp_", "masked_fill_")  # fmt: skip
 
 

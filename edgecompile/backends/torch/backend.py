@@ -24,12 +24,12 @@ from edgecompile.backends.cpu.backend import (
     called_symbols,
     link_renamed,
 )
-from edgecompile.backends.inductor.compat import GeneratedCpp
+from edgecompile.backends.inductor.compat.generation import GeneratedCpp
 from edgecompile.backends.torch.calls import list_calls
 from edgecompile.errors import CompileError
 from edgecompile.precision import Precision
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.schema import TORCH
+from edgecompile.runtime.format.manifest.schema import TORCH
 from edgecompile.toolchain.compilers import (
     BuiltObject,
     Toolchain,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from edgecompile.backends.inductor.compat import torch_constant
+from edgecompile.backends.inductor.compat.functions import torch_constant
 from edgecompile.errors import CompileError
 
 _PLAIN = ("as_float", "as_floats", "as_bool", "as_bools", "as_string", "as_strings")

@@ -1,7 +1,7 @@
 // Stamps: files whose hash was compared since this machine's boot, so that the next process
 // needn't.
 //
-// They are those of edgecompile/runtime/format/stamps.py, whose text says which files have one and
+// They are those of edgecompile/runtime/format/files/stamps.py, whose text says which files have one and
 // why: each runtime finds those that the other one kept.
 #pragma once
 

@@ -37,7 +37,7 @@ from edgecompile.models.mapped import widen
 from edgecompile.models.modules import describe_error
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.tasks import find_task
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 from edgecompile.toolchain.compilers import cache_directory
 
 _PACKAGES = ("gguf", "accelerate")

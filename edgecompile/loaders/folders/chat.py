@@ -9,7 +9,7 @@ from typing import Any
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import optional_object
 from edgecompile.loaders.folders.turns import find_turns
-from edgecompile.runtime.format.text import MAX_CHAT_BYTES
+from edgecompile.runtime.format.manifest.text import MAX_CHAT_BYTES
 
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

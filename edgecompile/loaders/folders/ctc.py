@@ -13,7 +13,7 @@ from edgecompile.loaders.folders.files import optional_object
 from edgecompile.loaders.folders.pretrained import import_transformers
 from edgecompile.models.loaded import Speech
 from edgecompile.models.specs import InputSpec, OutputSpec
-from edgecompile.runtime.format.speech_schema import CtcSpec, LogMelSpec, SpeechSpec
+from edgecompile.runtime.format.manifest.speech_schema import CtcSpec, LogMelSpec, SpeechSpec
 
 SAMPLES, _FRAMES = "Wav2Vec2FeatureExtractor", "ParakeetFeatureExtractor"
 #: Where the weights of bands of frequencies are in a bundle.

@@ -30,7 +30,7 @@ from edgecompile.models.modules import NamedModule
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.tasks import SEQ2SEQ_LM, Task, choose_task, reads
-from edgecompile.runtime.format.schema import CAUSAL_LM
+from edgecompile.runtime.format.manifest.schema import CAUSAL_LM
 
 
 def load_folder(folder: Path, options: LoadOptions) -> LoadedModel:

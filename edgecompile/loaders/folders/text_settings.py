@@ -11,8 +11,8 @@ from edgecompile.lengths.texts import wants_lower_case
 from edgecompile.loaders.folders.files import optional_object, read_object
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.samples import TOKENIZER_PARTS
-from edgecompile.runtime.format.schema import Extent, TextSpec
-from edgecompile.runtime.format.text import MAX_PROMPTS, MAX_TOKENIZER_BYTES
+from edgecompile.runtime.format.manifest.schema import Extent, TextSpec
+from edgecompile.runtime.format.manifest.text import MAX_PROMPTS, MAX_TOKENIZER_BYTES
 
 #: Where the tokenizer is in a bundle.
 TOKENIZER_PATH = "tokenizer/tokenizer.json"

@@ -21,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 
 from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.cache import Place
-from edgecompile.runtime.format.schema import GenerationSpec
+from edgecompile.runtime.format.manifest.schema import GenerationSpec
 
 PLACED, MASKED = "edgecompile", "edgecompile_masked"
 

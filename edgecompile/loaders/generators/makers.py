@@ -73,7 +73,12 @@ from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
 from edgecompile.models.tasks import SEQ2SEQ_LM, reads
-from edgecompile.runtime.format.schema import CAUSAL_LM, RECURRENT_LM, SEQ2SEQ, GenerationSpec
+from edgecompile.runtime.format.manifest.schema import (
+    CAUSAL_LM,
+    RECURRENT_LM,
+    SEQ2SEQ,
+    GenerationSpec,
+)
 
 SOURCE = "source"
 

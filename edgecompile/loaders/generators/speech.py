@@ -14,7 +14,7 @@ from edgecompile.loaders.folders.pretrained import import_transformers, quiet
 from edgecompile.loaders.generators.settings import generation_setting, token_or_none
 from edgecompile.models.loaded import Speech
 from edgecompile.models.modules import describe_error
-from edgecompile.runtime.format.speech_schema import LogMelSpec, SpeechSpec, WindowSpec
+from edgecompile.runtime.format.manifest.speech_schema import LogMelSpec, SpeechSpec, WindowSpec
 
 #: transformers' time of a timestamp's step; its loop takes no other.
 _STEP = 0.02

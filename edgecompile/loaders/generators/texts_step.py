@@ -22,7 +22,7 @@ from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.modules import named_forward
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import AxisLimits, InputSpec
-from edgecompile.runtime.format.schema import SEQ2SEQ
+from edgecompile.runtime.format.manifest.schema import SEQ2SEQ
 
 TEXTS = "texts"
 

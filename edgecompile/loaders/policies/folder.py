@@ -27,7 +27,7 @@ from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.options import LoadOptions
 from edgecompile.models.probing import probe_model
 from edgecompile.models.specs import BATCH, AxisLimits, InputSpec
-from edgecompile.runtime.format.policy_schema import ObservationSpec, PolicySpec
+from edgecompile.runtime.format.manifest.policy_schema import ObservationSpec, PolicySpec
 
 NOISE = "noise"
 #: LeRobot's class by the type in config.json.

@@ -15,7 +15,7 @@ import torch
 
 from edgecompile.errors import ModelError
 from edgecompile.loaders.folders.files import read_object
-from edgecompile.runtime.format.policy_schema import Scaling
+from edgecompile.runtime.format.manifest.policy_schema import Scaling
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 ACTION = "action"

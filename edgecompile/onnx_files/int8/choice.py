@@ -15,7 +15,7 @@ from edgecompile.onnx_files.report import Int8Layer, Int8Report
 from edgecompile.onnx_files.scan import Arrays, OnnxRunner
 from edgecompile.onnx_files.weights import write_graph, write_tensors
 from edgecompile.precision import COSINES, TOLERANCES
-from edgecompile.runtime.format.compare import compare_arrays
+from edgecompile.runtime.format.golden.compare import compare_arrays
 
 #: Of what the verification allows a choice takes this share at most: it is made on fewer cases.
 _SHARE = 0.8

@@ -17,7 +17,7 @@ from edgecompile.buckets.costs.merge import merge_modes
 from edgecompile.buckets.limits import BucketCost
 from edgecompile.errors import CostError
 from edgecompile.runtime.format.document import shorten
-from edgecompile.runtime.format.schema import TRITON
+from edgecompile.runtime.format.manifest.schema import TRITON
 from edgecompile.runtime.gpu.engines import PLANNED
 from edgecompile.targets.profile import TargetProfile
 

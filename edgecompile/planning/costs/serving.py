@@ -12,8 +12,8 @@ from typing import Any
 
 from edgecompile.errors import CostError
 from edgecompile.json_files import read_object
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import SEQ2SEQ, Manifest
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import SEQ2SEQ, Manifest
 from edgecompile.server.schedule.batches import Batches
 from edgecompile.server.schedule.costs import CostTable, read_costs
 from edgecompile.server.schedule.simulate_texts import TextCosts

@@ -42,7 +42,7 @@ from edgecompile.planning.scope import PlanScope
 from edgecompile.planning.subject import Subject
 from edgecompile.precision import FP32, INT8, Precision
 from edgecompile.progress import NULL_STEP, StepHandle
-from edgecompile.runtime.format.schema import TRITON
+from edgecompile.runtime.format.manifest.schema import TRITON
 from edgecompile.targets.gpu import GPU_PRECISION
 from edgecompile.targets.profile import VariantSpec
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence
 import numpy as np
 
 from ..format.dtypes import array_type
-from ..format.schema import GenerationSpec, TensorSpec
+from ..format.manifest.schema import GenerationSpec, TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

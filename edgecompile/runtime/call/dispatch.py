@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 import numpy as np
 
 from ..base.errors import OutsideBucketsError
-from ..format.schema import BucketSpec, Extent, Manifest
+from ..format.manifest.schema import BucketSpec, Extent, Manifest
 from ..format.sums import find_givers, take_sizes
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 from ..base.errors import InputError
 from ..format.document import shorten
 from ..format.dtypes import BFLOAT16, BY_NAME, Number, array_type
-from ..format.schema import GenerationSpec, Manifest, TensorSpec
+from ..format.manifest.schema import GenerationSpec, Manifest, TensorSpec
 from ..format.sums import axes_of, find_givers, size_of, take_sizes
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import (
 )
 
 from ..base.errors import EdgecompileError
-from ..format.compare import Agreement, compare_arrays
-from ..format.golden import Case, list_cases, read_case
-from ..format.schema import Manifest, Tolerance
-from ..format.ties import Ties, take_ties
+from ..format.golden.cases import Case, list_cases, read_case
+from ..format.golden.compare import Agreement, compare_arrays
+from ..format.golden.ties import Ties, take_ties
+from ..format.manifest.schema import Manifest, Tolerance
 from .dispatch import axis_sizes
 
 if TYPE_CHECKING:

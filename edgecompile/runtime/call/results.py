@@ -18,7 +18,7 @@ import numpy as np
 from ..base.errors import InputError, NativeError
 from ..cpu.tensors import MAX_DIMS, Shape
 from ..format.document import shorten
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 from ..format.sums import size_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, 
 import numpy as np
 
 from ..base.errors import EdgecompileError
-from ..format.compare import Agreement, compare_arrays
-from ..format.schema import Manifest, Tolerance
+from ..format.golden.compare import Agreement, compare_arrays
+from ..format.manifest.schema import Manifest, Tolerance
 from .dispatch import axis_sizes
 from .replay import Runner, load_golden, new_result, note_agreements
 

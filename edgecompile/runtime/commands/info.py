@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional
 
 from ..base.errors import BundleError, EdgecompileError, UnsupportedHostError
 from ..cpu.host import VARIANT_VARIABLE, choose_variant, describe_host, missing
-from ..format.folder import BundleFolder
-from ..format.schema import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import MANIFEST_NAME, TENSORRT, TRITON, Manifest, Variant
 from ..generation.caches import text_bytes
 from ..model.open_bundle import find_opener
 from ..open.choose import OpenRequest
@@ -65,7 +65,7 @@ def _gpu_precision(folder: BundleFolder) -> Optional[str]:
         if variant.gpu is not None:
             return variant.gpu.precision
         if variant.backend == TENSORRT:
-            from ..format.recipe import read_recipe
+            from ..format.recipe.parse import read_recipe
 
             try:
                 return read_recipe(folder, variant).precision

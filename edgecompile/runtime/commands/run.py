@@ -17,7 +17,7 @@ from ..model.open_bundle import open_bundle
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..format.schema import Manifest
+    from ..format.manifest.schema import Manifest
 
     Arrays = Dict[str, NDArray[Any]]
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ..call.replay import run_cases
 from ..call.rows import check_rows
-from ..format.schema import plain
+from ..format.manifest.schema import plain
 from ..generation.golden import format_generations, replay_generations
 from ..model.open_bundle import open_bundle
 from ..model.steps import check_steps

@@ -14,8 +14,8 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 
 from ..base.errors import NativeError, UnsupportedHostError
 from ..base.installation import newer_bundle_hint
-from ..format.folder import BundleFolder
-from ..format.schema import NOTHING, Manifest, Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import NOTHING, Manifest, Variant
 from . import loaders
 from .libraries import load_library, pin_library
 

@@ -14,9 +14,9 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..base.errors import DamagedBundleError, NativeError
 from ..base.limits import explain_loading
-from ..format.folder import BundleFolder
-from ..format.hashes import file_state, find_hash_damage
-from ..format.schema import FileEntry
+from ..format.files.folder import BundleFolder
+from ..format.files.hashes import file_state, find_hash_damage
+from ..format.manifest.schema import FileEntry
 
 #: A native function's name, result and arguments.
 Function = Tuple[str, Any, Tuple[Any, ...]]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..base.errors import NativeError
 from ..base.limits import explain_loading, no_memory
-from ..format.weights import Weights
+from ..format.files.weights import Weights
 from .functions import ABI_VERSION, FUNCTIONS, HANDLE, OPTIONAL, ProfileRow
 from .libraries import PinnedLibrary, bind_functions, find_loaded, load_library
 from .tensors import NativeTensor, Shape, fill_tensor, pack_arrays, wrap_tensor

@@ -8,10 +8,10 @@ carries it beside this one.
 from typing import TYPE_CHECKING, Dict, Optional, Protocol
 
 from ..base.errors import LoaderNeededError, UnsupportedHostError
-from ..format.schema import AOTI_CPU, TENSORRT, TORCH, TRITON, Variant
+from ..format.manifest.schema import AOTI_CPU, TENSORRT, TORCH, TRITON, Variant
 
 if TYPE_CHECKING:
-    from ..format.folder import BundleFolder
+    from ..format.files.folder import BundleFolder
     from .programs import Programs
 
 #: What open_bundle runs without anybody's help.

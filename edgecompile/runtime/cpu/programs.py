@@ -5,9 +5,9 @@ import threading
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..base.errors import BundleError
-from ..format.folder import BundleFolder
-from ..format.schema import Variant
-from ..format.weights import Weights, map_weights
+from ..format.files.folder import BundleFolder
+from ..format.files.weights import Weights, map_weights
+from ..format.manifest.schema import Variant
 from .libraries import pin_library
 from .library import Program, RuntimeLibrary, load_runtime
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ..format.recipe_schema import Recipe, ShapeRange
+from ..format.recipe.schema import Recipe, ShapeRange
 
 #: Below this TensorRT finds no kernel for large layers.
 LEAST_WORKSPACE = 64 << 20

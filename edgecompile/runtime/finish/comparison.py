@@ -5,7 +5,7 @@
 
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from ..format.schema import TRITON, Manifest, Variant
+from ..format.manifest.schema import TRITON, Manifest, Variant
 from ..gpu.cache import FinishedEngine
 
 

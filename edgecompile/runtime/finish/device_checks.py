@@ -6,8 +6,8 @@ import os
 from typing import Iterator, List, NamedTuple, Optional
 
 from ..base.errors import DeviceDiskError, DeviceMemoryError, EngineCacheError, WrongDeviceError
-from ..format.recipe_schema import Recipe, version_pair
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
+from ..format.recipe.schema import Recipe, version_pair
 from ..gpu.device import DeviceIdentity
 from .attempts import LEAST_WORKSPACE
 

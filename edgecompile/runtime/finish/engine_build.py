@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Option
 
 from ..format.document import shorten
 from ..format.output import write_output
-from ..format.recipe_schema import Record, ShapeRange
+from ..format.recipe.schema import Record, ShapeRange
 from ..gpu.log import KEPT, BuildFailure, BuildLog, make_logger
 from ..gpu.releases import Release, find_release
 

@@ -15,8 +15,8 @@ from ..base.children import child_command
 from ..base.errors import EngineCacheError, UnsupportedHostError
 from ..cpu.host import VARIANT_VARIABLE, architecture
 from ..format.document import shorten
-from ..format.folder import BundleFolder
-from ..format.schema import TENSORRT, Manifest, Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import TENSORRT, Manifest, Variant
 from ..gpu.cache import (
     FinishedEngine,
     cache_root,

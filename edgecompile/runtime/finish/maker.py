@@ -17,10 +17,10 @@ from ..base.errors import (
     GpuError,
     SelftestError,
 )
-from ..format.folder import BundleFolder
-from ..format.recipe import read_recipe, sibling
-from ..format.recipe_schema import Recipe, Side
-from ..format.schema import Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Variant
+from ..format.recipe.parse import read_recipe, sibling
+from ..format.recipe.schema import Recipe, Side
 from ..gpu.cache import EngineFolder, FinishedEngine, describe_content, engine_name, is_whole
 from ..gpu.device import DeviceIdentity
 from ..gpu.log import BuildFailure

@@ -9,10 +9,10 @@ from ..call.inputs import InputChecker
 from ..call.replay import run_cases
 from ..call.results import ResultMaker
 from ..call.rows import check_rows
-from ..format.folder import BundleFolder
-from ..format.recipe import read_recipe
-from ..format.recipe_schema import Recipe
-from ..format.schema import Manifest, Tolerance
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Manifest, Tolerance
+from ..format.recipe.parse import read_recipe
+from ..format.recipe.schema import Recipe
 from ..gpu.cache import FinishedEngine
 from ..gpu.cuda import Cuda
 from ..gpu.engines import MODES, REDUCE_OVERHEAD

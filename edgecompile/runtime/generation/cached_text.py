@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, Generator, Iterable, List, Optional,
 import numpy as np
 
 from ..base.errors import InputError
-from ..format.schema import RECURRENT_LM, GenerationSpec
+from ..format.manifest.schema import RECURRENT_LM, GenerationSpec
 from ..open.bundle import OpenBundle
 from .caches import Caches, rows_and_states, windows_of
 from .checkpoints import Checkpoint, Checkpoints, CheckpointSettings

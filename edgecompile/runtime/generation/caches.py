@@ -20,7 +20,7 @@ import numpy as np
 
 from ..base.errors import UnsupportedHostError
 from ..format.dtypes import array_type
-from ..format.schema import GenerationSpec, Manifest
+from ..format.manifest.schema import GenerationSpec, Manifest
 from ..format.sums import size_of
 from ..open.bundle import OpenBundle
 from .chunks import ROWS_STEP, Chunk

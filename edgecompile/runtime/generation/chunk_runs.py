@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ..base.errors import ModelClosedError
-from ..format.schema import GenerationSpec
+from ..format.manifest.schema import GenerationSpec
 from ..open.bundle import OpenBundle
 from .caches import Caches, Run
 from .chunks import Chunk, ChunkPlanner, chunk_sizes

@@ -8,7 +8,7 @@ there is the room: elsewhere it takes the tokens as they are.
 
 from typing import Dict, NamedTuple, Optional, Tuple
 
-from ..format.schema import BucketSpec, GenerationSpec, Manifest
+from ..format.manifest.schema import BucketSpec, GenerationSpec, Manifest
 
 #: Views of the caches grow by so many rows on a CPU, so that a view serves many steps.
 ROWS_STEP = 64

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.errors import DamagedBundleError, EdgecompileError
 from ..format.document import Field, Problems, parse_json
-from ..format.schema import SEQ2SEQ, Manifest, Tolerance
+from ..format.manifest.schema import SEQ2SEQ, Manifest, Tolerance
 from .options import Options
 from .request import GenerationRequest
 from .session import Session, open_session

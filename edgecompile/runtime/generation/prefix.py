@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ..base.errors import DamagedBundleError
-from ..format.schema import GenerationSpec
+from ..format.manifest.schema import GenerationSpec
 from .caches import Caches, rows_and_states
 from .session_file import is_finite
 

@@ -8,7 +8,7 @@ import numpy as np
 from ..base.errors import ContextLengthError, InputError
 from ..call.inputs import as_array
 from ..format.document import shorten
-from ..format.schema import GenerationSpec, Manifest
+from ..format.manifest.schema import GenerationSpec, Manifest
 from .constraint import is_constraint
 from .options import Options
 from .sampling import MAX_SEED, Sampling

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.errors import GenerationError, InputError
 from ..base.lifetime import Unique
-from ..format.schema import AOTI_CPU, CAUSAL_LM, GPU_BACKENDS, TRITON, GenerationSpec
+from ..format.manifest.schema import AOTI_CPU, CAUSAL_LM, GPU_BACKENDS, TRITON, GenerationSpec
 from ..open.bundle import OpenBundle
 from .cached_text import CachedText
 from .caches import make_caches

@@ -28,10 +28,10 @@ import numpy as np
 
 from ..base.arguments import is_integer
 from ..base.errors import BundleError, InputError
-from ..format.cache_rows import BLOCK
 from ..format.document import parse_json, shorten
+from ..format.manifest.cache_rows import BLOCK
+from ..format.manifest.schema import GenerationSpec, Manifest
 from ..format.output import check_output, write_output
-from ..format.schema import GenerationSpec, Manifest
 from .caches import rows_and_states, windows_of
 from .checkpoints import Checkpoint, Checkpoints
 from .windows import places_of, rows_of

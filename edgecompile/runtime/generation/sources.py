@@ -8,7 +8,7 @@ from ..base.errors import BundleError, InputError, NativeError
 from ..call.inputs import as_array
 from ..format.document import Problems
 from ..format.dtypes import BY_NAME
-from ..format.schema import Extent, GenerationSpec, Manifest, TensorSpec
+from ..format.manifest.schema import Extent, GenerationSpec, Manifest, TensorSpec
 from .request import refuse_text
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from ..base.errors import BundleError, EngineCacheError
 from ..format.document import Field, Problems, parse_json
-from ..format.folder import BundleFolder
-from ..format.hashes import hash_descriptor
+from ..format.files.folder import BundleFolder
+from ..format.files.hashes import hash_descriptor
+from ..format.manifest.schema import Manifest, Variant
 from ..format.output import make_private, write_output
-from ..format.recipe import read_recipe, sibling
-from ..format.recipe_schema import Recipe
-from ..format.schema import Manifest, Variant
+from ..format.recipe.parse import read_recipe, sibling
+from ..format.recipe.schema import Recipe
 from .device import DeviceIdentity
 
 CACHE_VARIABLE = "EDGECOMPILE_CACHE"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 import numpy as np
 
 from ..base.errors import EdgecompileError, GpuError, InputError
-from ..format.schema import BucketSpec, Manifest, TensorSpec
+from ..format.manifest.schema import BucketSpec, Manifest, TensorSpec
 from ..format.sums import size_of
 from .buffers import Buffers, Span, copy_leading
 from .engines import Context, Sizes

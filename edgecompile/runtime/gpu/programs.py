@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ..base.errors import EdgecompileError, GpuError, ModeError
 from ..call.inputs import InputChecker, make_inputs
-from ..format.schema import BucketSpec, Manifest, plain
+from ..format.manifest.schema import BucketSpec, Manifest, plain
 from ..format.sums import axes_of
 from .cuda import Cuda, check_not_forked
 from .engines import MODES, PLANNED, REDUCE_OVERHEAD, Engine

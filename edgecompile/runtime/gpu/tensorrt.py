@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from ..base.errors import GpuError, UnfinishedBundleError
 from ..format.document import shorten
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 from .cache import FinishedEngine
 from .cuda import Cuda
 from .device import tensorrt_version

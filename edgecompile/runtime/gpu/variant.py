@@ -1,9 +1,9 @@
 """Opens a bundle's variant for a GPU: finds the engine that was finished here and loads it."""
 
 from ..base.errors import GpuError, UnfinishedBundleError
-from ..format.folder import BundleFolder
-from ..format.recipe import read_recipe
-from ..format.schema import Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Variant
+from ..format.recipe.parse import read_recipe
 from .cache import EngineFolder, FinishedEngine, describe_content
 from .cuda import Cuda
 from .device import describe_device

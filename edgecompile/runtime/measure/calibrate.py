@@ -10,8 +10,8 @@ from ..base.arguments import is_integer
 from ..base.errors import BundleError
 from ..call.inputs import make_inputs
 from ..format.document import json_type, shorten
+from ..format.manifest.schema import Extent, Manifest
 from ..format.output import check_output, write_report
-from ..format.schema import Extent, Manifest
 from ..model.open_bundle import open_bundle
 from ..stats.counters import percentile
 from ..stats.file import format_time

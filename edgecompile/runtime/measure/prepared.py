@@ -5,7 +5,7 @@ import functools
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 from ..call.inputs import make_inputs
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 from ..open.bundle import OpenBundle
 from ..triton.programs import GRAPH_AFTER
 

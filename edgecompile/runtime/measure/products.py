@@ -10,7 +10,7 @@ import contextlib
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..call.replay import run_cases
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 from ..format.sums import size_of
 from ..gpu.engines import DEFAULT, PLANNED
 from ..open.bundle import OpenBundle
@@ -20,7 +20,7 @@ from ..triton.rehearsals import Rehearsals
 from .prepared import prepared, spread_sizes, warm_up
 from .rounds import measure_rounds
 
-_LEAST_ROUNDS = 20
+LEAST_ROUNDS = 20
 #: The share of a run's time that a product has to save: less is not told from noise.
 _LEAST_GAIN = 0.005
 
@@ -85,7 +85,7 @@ def tune_products(
                 with contextlib.closing(open_with(cublaslt, mode)) as other:
                     models = (bases[mode], other)
                     budget = seconds / len(busy) / len(modes)
-                    times[mode] = _measure(models, bucket, sizes[bucket], budget)
+                    times[mode] = measure_models(models, bucket, sizes[bucket], budget)
                     refused = refused or _failure(other)
             own = [item[product] for item in rows[bucket]]
             without, using = ([ms for mode in modes for ms in times[mode][i]] for i in (0, 1))
@@ -130,7 +130,7 @@ def _test(model: OpenBundle, counts: Sequence[int], note: Callable[[str], None])
     return right
 
 
-def _measure(
+def measure_models(
     models: Sequence[OpenBundle], bucket: int, sizes: Sequence[Mapping[str, int]], seconds: float
 ) -> List[List[float]]:
     """Milliseconds of each model's runs at each of these sizes."""
@@ -144,11 +144,12 @@ def _measure(
             runs.__getitem__,
             lambda _, run: run(),
             seconds=seconds,
-            least=_LEAST_ROUNDS,
+            least=LEAST_ROUNDS,
             seed=bucket,
         )
     medians = [median_ms(item) for item in samples]
-    return [medians[: len(sizes)], medians[len(sizes) :]]
+    width = len(sizes)
+    return [medians[start : start + width] for start in range(0, len(medians), width)]
 
 
 def choose_rows(rows: Sequence[int], without: Sequence[float], using: Sequence[float]) -> int:

@@ -8,7 +8,7 @@ from ..base.errors import InputError, UnsupportedHostError
 from ..call.inputs import make_inputs
 from ..cpu.library import ProfileRow, RuntimeLibrary
 from ..format.dtypes import BY_CODE
-from ..format.schema import TORCH
+from ..format.manifest.schema import TORCH
 from ..model.open_bundle import open_bundle
 from .rounds import check_budget
 from .workload import plan_runs

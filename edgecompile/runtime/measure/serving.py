@@ -13,8 +13,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..base.errors import InputError
 from ..call.inputs import make_inputs
+from ..format.manifest.schema import SEQ2SEQ, Manifest
 from ..format.output import check_output, write_report
-from ..format.schema import SEQ2SEQ, Manifest
 from ..model.model import Model
 from ..model.open_bundle import open_bundle
 from ..stats.file import format_time

@@ -15,13 +15,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ..base.errors import BundleError, GpuError, InputError, SelftestError, UnsupportedHostError
 from ..call.replay import run_cases
 from ..cpu.host import VARIANT_VARIABLE, Host, architecture, describe_host
-from ..format.folder import BundleFolder
-from ..format.schema import TRITON, Manifest, Variant
-from ..format.weights import map_weights
+from ..format.files.folder import BundleFolder
+from ..format.files.weights import map_weights
+from ..format.manifest.schema import TRITON, Manifest, Variant
 from ..gpu.engines import PLANNED
 from ..open.bundle import OpenBundle
 from ..open.choose import Opened
-from ..stats.counters import median_ms
 from ..stats.file import format_time
 from ..triton.driver import Driver
 from ..triton.library import load_variant_library
@@ -29,12 +28,11 @@ from ..triton.programs import CublasLt
 from ..triton.rehearsals import Rehearsals
 from ..triton.tuning import Tuned, TuningFolder, list_candidates, with_choice
 from ..triton.variant import find_refusal, open_triton_variant
-from .prepared import choose_sizes, prepared, warm_up
-from .products import format_products, format_version, tune_products
-from .rounds import check_budget, measure_rounds
+from .prepared import choose_sizes
+from .products import format_products, format_version, measure_models, tune_products
+from .rounds import check_budget
 
 Say = Callable[[str], None]
-LEAST_ROUNDS = 20
 #: An alternative has to save this share of the time: less is not told from noise.
 LEAST_GAIN = 0.02
 
@@ -277,24 +275,8 @@ class _Tuner:
             return entry
         text = "bucket {} ({}): {} candidates"
         self.say(text.format(bucket, self.manifest.buckets[bucket], len(numbers)))
-        with contextlib.ExitStack() as stack:
-            runs = [
-                run
-                for number in numbers
-                for run in stack.enter_context(prepared(models[number], bucket, sizes))
-            ]
-            warm_up(runs)
-            samples = measure_rounds(
-                len(runs),
-                runs.__getitem__,
-                lambda _, run: run(),
-                seconds=seconds,
-                least=LEAST_ROUNDS,
-                seed=bucket,
-            )
-        medians = [median_ms(item) for item in samples]
-        width = len(sizes)
-        times = [medians[start : start + width] for start in range(0, len(medians), width)]
+        chosen = [models[number] for number in numbers]
+        times = measure_models(chosen, bucket, sizes, seconds)
         entry["ms"] = {str(number): item for number, item in zip(numbers, times)}
         entry["chosen"] = choose_fastest(numbers, times)
         return entry

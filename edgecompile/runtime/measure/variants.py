@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence
 from ..base.errors import EdgecompileError
 from ..call.inputs import make_inputs
 from ..call.replay import run_cases
-from ..format.folder import BundleFolder
+from ..format.files.folder import BundleFolder
 from ..gpu.engines import PLANNED
 from ..model.model import Model
 from ..model.open_bundle import open_folder

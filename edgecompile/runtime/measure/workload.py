@@ -5,7 +5,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from ..base.errors import InputError
 from ..format.document import shorten
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 
 MAX_LENGTHS_BYTES = 256 << 20
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Union, overload
 
 from ..cpu.host import Host
-from ..format.folder import BundleFolder
+from ..format.files.folder import BundleFolder
 from ..generation.checkpoints import CHECKPOINT_BYTES, make_checkpoint_settings
 from ..generation.options import Options
 from ..open.bundle import OpenBundle

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Optional, Union
 from ..base.errors import InputError
 from ..base.limits import memory_for
 from ..cpu.host import describe_host
-from ..format.folder import BundleFolder
-from ..format.schema import GPU_BACKENDS, TENSORRT, Manifest
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import GPU_BACKENDS, TENSORRT, Manifest
 from ..open.choose import GPU_FAILURES, Opener, OpenRequest, make_open_request
 from ..stats.file import check_schedule
 

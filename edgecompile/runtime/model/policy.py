@@ -8,7 +8,7 @@ import numpy as np
 from ..base.arguments import is_integer
 from ..base.errors import InputError
 from ..base.lifetime import OneAtATime
-from ..format.policy_schema import Scaling
+from ..format.manifest.policy_schema import Scaling
 from ..open.bundle import OpenBundle
 
 if TYPE_CHECKING:

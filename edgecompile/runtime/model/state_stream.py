@@ -6,7 +6,7 @@ import numpy as np
 
 from ..base.errors import InputError
 from ..base.lifetime import OneAtATime
-from ..format.schema import StateSpec, TensorSpec
+from ..format.manifest.schema import StateSpec, TensorSpec
 from ..open.bundle import OpenBundle
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from ..call.replay import find_cases, run_case
-from ..format.schema import Tolerance
+from ..format.manifest.schema import Tolerance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,9 +16,9 @@ from ..call.results import ResultMaker
 from ..cpu import libraries, library
 from ..cpu.host import Host
 from ..cpu.library import Program
-from ..format import weights
-from ..format.folder import BundleFolder
-from ..format.schema import Manifest, Tolerance, Variant, plain
+from ..format.files import weights
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Manifest, Tolerance, Variant, plain
 from ..stats.counters import Stats
 from ..stats.file import StatsWriter
 from .choose import Opened, check_threads

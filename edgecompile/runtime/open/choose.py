@@ -17,8 +17,8 @@ from ..base.errors import (
 )
 from ..cpu.host import VARIANT_VARIABLE, Host, choose_variant
 from ..cpu.loaders import find_loader
-from ..format.folder import BundleFolder
-from ..format.schema import AOTI_CPU, GPU_BACKENDS, NOTHING, Manifest, Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import AOTI_CPU, GPU_BACKENDS, NOTHING, Manifest, Variant
 from ..gpu.engines import MODES, PLANNED
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from ..base.errors import (
     UnsupportedHostError,
 )
 from ..cpu.host import Host, architecture, choose_variant, missing
-from ..format.folder import BundleFolder
-from ..format.schema import GPU_BACKENDS, TENSORRT, TRITON, Manifest, Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import GPU_BACKENDS, TENSORRT, TRITON, Manifest, Variant
 from .choose import FALLBACK_VARIABLE, Opener, OpenRequest
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from ..base.limits import memory_for
 from ..call.dispatch import Dispatcher
 from ..call.inputs import InputChecker, make_inputs
 from ..format.dtypes import BY_NAME
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 from ..format.sums import size_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Dict, List
 import numpy as np
 
 from ..base.errors import InputError, NativeError
-from ..format.speech_schema import CtcSpec, SpeechSpec
+from ..format.manifest.speech_schema import CtcSpec, SpeechSpec
 from .features import open_log_mel
 from .recording import normalize
 

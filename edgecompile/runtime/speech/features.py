@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.errors import DamagedBundleError
-from ..format.speech_schema import LogMelSpec
+from ..format.manifest.speech_schema import LogMelSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional
 
 from ..base.arguments import check_callback
 from ..base.errors import InputError, OutsideBucketsError
-from ..format.speech_schema import SpeechSpec
+from ..format.manifest.speech_schema import SpeechSpec
 from ..format.sums import size_span
 from ..generation.session import Session, open_session
 from ..text.encoder import open_tokenizer_file

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..base.errors import ContextLengthError, InputError
 from ..format.document import shorten
-from ..format.schema import GenerationSpec
-from ..format.speech_schema import SpeechSpec
+from ..format.manifest.schema import GenerationSpec
+from ..format.manifest.speech_schema import SpeechSpec
 from ..generation.options import Options
 from ..generation.request import make_generation_request
 from ..generation.sampling import Sampler, Sampling

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from operator import itemgetter
 from typing import Any, Callable, Deque, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from ..format.schema import Extent, Manifest
+from ..format.manifest.schema import Extent, Manifest
 
 MAX_BINS = 4096
 MAX_CELLS = 4096

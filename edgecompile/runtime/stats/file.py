@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from ..base.errors import InputError
 from ..format.document import shorten
+from ..format.manifest.schema import Manifest
 from ..format.output import check_output, write_output
-from ..format.schema import Manifest
 from .counters import Stats
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import BinaryIO, Dict, Iterator, NamedTuple, Optional, Set, Union
 
 from ..base.errors import BundleError
 from ..format.document import shorten
-from ..format.manifest import MAX_MANIFEST_BYTES, check_path
+from ..format.manifest.parse import MAX_MANIFEST_BYTES, check_path
 
 _BLOCK = 512
 _CHUNK = 1 << 20

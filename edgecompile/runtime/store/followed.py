@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, NamedTuple, Opt
 from ..base.errors import InputError, ModelClosedError, StoreError
 from ..base.lifetime import Lifetime, Unique
 from ..format.document import shorten
-from ..format.hashes import bundle_state
+from ..format.files.hashes import bundle_state
 from ..model.model import Model
 from ..model.open_bundle import open_bundle
 from ..model.proof import prove as prove_model

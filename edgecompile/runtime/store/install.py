@@ -4,7 +4,7 @@ import os
 from typing import Callable, Dict, Optional, Tuple
 
 from ..base.errors import BundleError, DamagedBundleError, InputError, StoreError
-from ..format.folder import BundleFolder
+from ..format.files.folder import BundleFolder
 from .cohort import Share, cohort
 from .disk import filling, open_folder, remove, rename, sync_folder, sync_tree
 from .proof import Prover

@@ -3,7 +3,7 @@
 from typing import Dict, List
 
 from ..base.errors import BundleError
-from ..format.schema import Manifest, TensorSpec
+from ..format.manifest.schema import Manifest, TensorSpec
 
 
 def check_interface(old: Manifest, new: Manifest, path: str) -> None:

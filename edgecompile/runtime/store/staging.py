@@ -8,9 +8,9 @@ from threading import Thread
 from typing import Dict, Generator, Iterable, List, Mapping, Set
 
 from ..base.errors import BundleError, DamagedBundleError, EdgecompileError
-from ..format.folder import BundleFolder
-from ..format.hashes import find_hash_damage
-from ..format.schema import MANIFEST_NAME, FileEntry, Manifest
+from ..format.files.folder import BundleFolder
+from ..format.files.hashes import find_hash_damage
+from ..format.manifest.schema import MANIFEST_NAME, FileEntry, Manifest
 from ..format.trust.release import RELEASE_NAME
 from ..format.trust.statement import (
     MAX_SIGNATURE_BYTES,

@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ..base.errors import ExpiredReleaseError, RefusedReleaseError, StoreError
 from ..format.document import SHA256, Field, Problems, parse_json
-from ..format.schema import NOTHING
+from ..format.manifest.schema import NOTHING
 
 STORE_FOLDER = "/var/lib/edgecompile"
 STATE_VERSION = 1

@@ -10,9 +10,9 @@ from typing import Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ..base.errors import BundleError, DamagedBundleError, DeviceDiskError
 from ..format.document import shorten
-from ..format.folder import BundleFolder
-from ..format.manifest import MAX_MANIFEST_BYTES
-from ..format.schema import MANIFEST_NAME, FileEntry
+from ..format.files.folder import BundleFolder
+from ..format.manifest.parse import MAX_MANIFEST_BYTES
+from ..format.manifest.schema import MANIFEST_NAME, FileEntry
 from ..format.trust.statement import MAX_SIGNATURE_BYTES, SIGNATURES_NAME, is_signing_file
 from .archive import Member, Names, open_archive, read_members
 from .disk import add_parents, filling, remove, write_file

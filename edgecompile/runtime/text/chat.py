@@ -25,7 +25,7 @@ from typing import (
 
 from ..base.errors import InputError, TokenizerError
 from ..base.lifetime import Unique
-from ..format.text import CHAT_FILE, MAX_CHAT_BYTES
+from ..format.manifest.text import CHAT_FILE, MAX_CHAT_BYTES
 from .jinja import JinjaTemplate
 from .tools import ToolFormat, find_tool_format, has_tools
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple
 import numpy as np
 
 from ..base.errors import InputError
-from ..format.schema import Manifest
+from ..format.manifest.schema import Manifest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ import numpy as np
 from ..base.errors import InputError, TokenizerError, TokenizersMissingError
 from ..base.lifetime import Unique
 from ..format.document import shorten
-from ..format.schema import Dim, Extent, Manifest, TensorSpec, TextSpec
+from ..format.manifest.schema import Dim, Extent, Manifest, TensorSpec, TextSpec
 from .embedding import find_embedding, narrow
 
 if TYPE_CHECKING:

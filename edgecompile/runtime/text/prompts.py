@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequen
 
 from ..base.errors import EdgecompileError, GenerationError, InputError
 from ..base.lifetime import Unique
-from ..format.schema import GenerationSpec
+from ..format.manifest.schema import GenerationSpec
 from .chat import Chat, ChatEncoder, Message, open_chat
 from .encoder import open_tokenizer
 from .grammar import Grammars

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional, Sequence
 
-from ..format.schema import GenerationSpec
+from ..format.manifest.schema import GenerationSpec
 from ..generation.checkpoints import CheckpointSettings
 from ..generation.options import Options
 from ..generation.session import Session, open_session

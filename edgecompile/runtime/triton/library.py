@@ -32,8 +32,8 @@ from ..cpu.libraries import (
     pin_library,
 )
 from ..cpu.tensors import NativeTensor
-from ..format.folder import BundleFolder
-from ..format.schema import Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Variant
 from .driver import Driver
 
 ABI_VERSION = 1

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..base.errors import GpuError
 from ..cpu.tensors import NativeTensor, pack_arrays, wrap_tensor
-from ..format.folder import BundleFolder
-from ..format.schema import Manifest, Variant, plain
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Manifest, Variant, plain
 from ..gpu.cuda import check_not_forked
 from .library import GpuLibrary
 

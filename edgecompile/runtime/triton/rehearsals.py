@@ -12,9 +12,9 @@ from ..base.limits import explain_loading
 from ..cpu.libraries import pin_library
 from ..cpu.tensors import NativeTensor, fill_tensor
 from ..format.dtypes import BY_CODE, BY_NAME
-from ..format.folder import BundleFolder
-from ..format.schema import Variant
-from ..format.weights import Weights
+from ..format.files.folder import BundleFolder
+from ..format.files.weights import Weights
+from ..format.manifest.schema import Variant
 from ..gpu.engines import Sizes
 from ..gpu.program import largest_shape
 from .library import GpuLibrary

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ..base.errors import EngineCacheError
-from ..format.folder import BundleFolder
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import Variant
 from ..format.output import write_output
-from ..format.schema import Variant
 from ..gpu.cache import KeptFolder
 from .library import load_variant_library
 

@@ -3,8 +3,8 @@
 from typing import Any, Mapping, Optional, Tuple
 
 from ..base.errors import GpuUnavailableError
-from ..format.folder import BundleFolder
-from ..format.schema import GpuSpec, Variant
+from ..format.files.folder import BundleFolder
+from ..format.manifest.schema import GpuSpec, Variant
 from ..gpu.engines import REDUCE_OVERHEAD
 from .driver import Driver
 from .library import load_variant_library

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 import edgecompile
-from edgecompile.runtime.format.hashes import bundle_state
+from edgecompile.runtime.format.files.hashes import bundle_state
 from edgecompile.server.errors import StartError
 from edgecompile.server.journal import Suspects
 from edgecompile.server.process.arguments import Arguments

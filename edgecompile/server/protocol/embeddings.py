@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.text.embedding import PRECISIONS, find_embeddings, narrow
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.protocol.documents import shown

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.text.encoder import Text
 from edgecompile.server.errors import BadRequest, TooLarge, Unprocessable
 from edgecompile.server.protocol.documents import dump, kind, load_object, required

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.schema import Manifest, TensorSpec
+from edgecompile.runtime.format.manifest.schema import Manifest, TensorSpec
 from edgecompile.runtime.text.encoder import Text, TokenizedText
 from edgecompile.server.answers import TextAnswer
 from edgecompile.server.errors import BadRequest, ServerError, TooLarge, Unprocessable

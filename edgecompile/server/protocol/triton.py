@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from edgecompile.runtime.format.schema import Manifest, TensorSpec
+from edgecompile.runtime.format.manifest.schema import Manifest, TensorSpec
 from edgecompile.server.protocol.datatypes import NAMES
 from edgecompile.server.schedule.scheduler import Scheduler
 from edgecompile.server.serving import ServedModel

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgecompile.runtime.format.schema import Manifest, TensorSpec
+from edgecompile.runtime.format.manifest.schema import Manifest, TensorSpec
 from edgecompile.server.errors import BadRequest, Unprocessable
 from edgecompile.server.protocol.datatypes import BYTES, DATATYPES, DTYPES, NAMES
 from edgecompile.server.protocol.documents import dump, kind, load_object, required

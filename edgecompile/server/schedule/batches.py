@@ -13,7 +13,7 @@ from edgecompile.runtime import Model
 from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.call.dispatch import axis_sizes
 from edgecompile.runtime.call.inputs import CheckedInputs
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.format.sums import axes_of
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.server.journal import Journal, digest

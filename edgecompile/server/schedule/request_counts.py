@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edgecompile.runtime import Model
 from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.call.inputs import CheckedInputs
-from edgecompile.runtime.format.schema import Extent
+from edgecompile.runtime.format.manifest.schema import Extent
 from edgecompile.runtime.measure.serving import batch_axis
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter

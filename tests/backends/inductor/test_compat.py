@@ -18,14 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import (
-    GeneratedCpp,
-    conditions_compared,
-    generate_cpp,
-    sizes_interpolated,
-    strides_read,
-    vector_isa,
-)
+from edgecompile.backends.inductor.compat.generation import GeneratedCpp, generate_cpp
+from edgecompile.backends.inductor.compat.indices import strides_read
+from edgecompile.backends.inductor.compat.instruction_sets import vector_isa
+from edgecompile.backends.inductor.compat.sizes import conditions_compared, sizes_interpolated
 from edgecompile.backends.inductor.source import (
     computes_in_vectors,
     split_interface,

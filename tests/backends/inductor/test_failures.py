@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from edgecompile.backends.inductor.compat import GENERATING, generate_cpp
+from edgecompile.backends.inductor.compat.generation import GENERATING, generate_cpp
 from edgecompile.backends.inductor.failures import read_failure
 from edgecompile.errors import CompileError
 from edgecompile.explanation.program import lower_program

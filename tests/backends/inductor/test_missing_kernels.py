@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import generate_cpp
+from edgecompile.backends.inductor.compat.generation import generate_cpp
 from edgecompile.backends.inductor.missing_kernels import (
     dtypes_of_nodes,
     modules_of_nodes,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import generate_cpp
+from edgecompile.backends.inductor.compat.generation import generate_cpp
 from edgecompile.backends.lowering.collisions import may_collide
 from edgecompile.targets.profile import load_variant
 

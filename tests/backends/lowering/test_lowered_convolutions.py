@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from edgecompile.backends.cpu.lowering.lower import lower_graph
-from edgecompile.backends.inductor.compat import generate_cpp
+from edgecompile.backends.inductor.compat.generation import generate_cpp
 from edgecompile.backends.lowering.constants import PACKED_PREFIX, constant_of, value_of
 from edgecompile.backends.operators.convolution import CONVOLUTION
 from edgecompile.targets.profile import load_variant

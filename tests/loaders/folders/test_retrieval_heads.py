@@ -18,7 +18,7 @@ from edgecompile.export.padding.check import check_padding  # noqa: E402
 from edgecompile.loaders.folders.text_settings import describe_texts  # noqa: E402
 from edgecompile.loaders.load import load_model  # noqa: E402
 from edgecompile.models.loaded import LoadedModel  # noqa: E402
-from edgecompile.runtime.format.schema import Extent  # noqa: E402
+from edgecompile.runtime.format.manifest.schema import Extent  # noqa: E402
 from tests.factories.folders import (  # noqa: E402
     HIDDEN,
     VOCABULARY,

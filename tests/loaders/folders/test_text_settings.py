@@ -19,7 +19,7 @@ from edgecompile.loaders.folders.text_settings import TOKENIZER_PATH, describe_t
 from edgecompile.loaders.load import load_model
 from edgecompile.models.loaded import LoadedModel
 from edgecompile.models.specs import InputSpec
-from edgecompile.runtime.format.schema import Extent, Manifest, Tolerance, plain
+from edgecompile.runtime.format.manifest.schema import Extent, Manifest, Tolerance, plain
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.text.encoder import TextEncoder
 from tests.factories.folders import write_model, write_pipeline, write_tokenizer
@@ -137,7 +137,7 @@ class EagerModel:
     """Stands for an open bundle of a folder's model: eager runs, in no bucket."""
 
     def __init__(self, loaded: LoadedModel, axes: Mapping[str, Extent]) -> None:
-        from edgecompile.runtime.format.schema import TensorSpec
+        from edgecompile.runtime.format.manifest.schema import TensorSpec
 
         text, _ = describe_texts(loaded, axes)
         self.loaded = loaded

@@ -17,7 +17,7 @@ from edgecompile.models.loaded import ENCODER, LoadedModel
 from edgecompile.planning.generation_plan import decoder_buckets, refuse_sources
 from edgecompile.planning.request import PlanRequest
 from edgecompile.planning.scope import plan_scope
-from edgecompile.runtime.format.schema import SEQ2SEQ
+from edgecompile.runtime.format.manifest.schema import SEQ2SEQ
 from edgecompile.runtime.generation.request import begin_text
 from tests.zoo.generation_families import LONGEST_SOURCE, POSITIONS, load_family, make_family
 

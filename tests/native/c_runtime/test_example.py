@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.golden import list_cases, read_case
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.golden.cases import list_cases, read_case
 from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.hosts.emulation import build_encoder_for_any
 from tests.native.c_runtime import c_library

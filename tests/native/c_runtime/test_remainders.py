@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("remainders") / "pairs.ecb"
     edgecompile.build(make(), lengths=[3, 9, 20], target="cpu-x86-64-v3", quick=True, output=path)
     return path
-
-
-@pytest.fixture(scope="module")
-def python_model(bundle: Path) -> Iterator[Model]:
-    with open_bundle(bundle) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def host_model(library: CLibrary, bundle: Path) -> Iterator[CModel]:
-    with library.open(str(bundle)) as model:
-        yield model
 
 
 def test_every_length_is_right(python_model: Model, host_model: CModel) -> None:

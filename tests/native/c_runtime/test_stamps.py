@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgecompile.runtime.format import stamps
+from edgecompile.runtime.format.files import stamps
 from tests.native.c_runtime import c_library
 from tests.native.c_runtime.c_library import MACHINES, NATIVE_ARCH
 

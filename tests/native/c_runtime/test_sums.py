@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from torch import nn
 import edgecompile
 from edgecompile.runtime.base.errors import EdgecompileError
 from edgecompile.runtime.model.model import Model
-from edgecompile.runtime.model.open_bundle import open_bundle
-from tests.native.c_runtime.c_library import INPUT, CLibrary, CLibraryError, CModel, make_tensors
+from tests.native.c_runtime.c_library import INPUT, CLibraryError, CModel, make_tensors
 from tests.native.c_runtime.models import Arrays, assert_same
 
 LO, HI, PAST = 1, 20, 30
@@ -90,18 +88,6 @@ def bundle(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
         output=folder / "sums.ecb",
     )  # fmt: skip
     return folder / "sums.ecb"
-
-
-@pytest.fixture(scope="module")
-def python_model(bundle: Path) -> Iterator[Model]:
-    with open_bundle(bundle) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def host_model(library: CLibrary, bundle: Path) -> Iterator[CModel]:
-    with library.open(str(bundle)) as model:
-        yield model
 
 
 def test_the_manifest_states_sums(python_model: Model) -> None:

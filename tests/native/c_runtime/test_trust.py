@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime.base.errors import EdgecompileError, FilePermissionError
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from tests.agreement import Verdict, named_rules
 from tests.native.c_runtime import c_library
 from tests.native.c_runtime.c_library import MACHINES, NATIVE_ARCH

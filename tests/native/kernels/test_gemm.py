@@ -1,6 +1,6 @@
 """Products of strided batches against numpy in float64, at the edges of memory, over random shapes.
 
-Those of packed weights are in test_gemm_packed.py.
+Those of packed weights are in test_gemm_packed.py and test_gemm_rounded.py.
 """
 
 from __future__ import annotations

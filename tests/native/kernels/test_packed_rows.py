@@ -16,8 +16,8 @@ from edgecompile.backends.operators.ops import (
     unpack_weight,
 )
 from tests.native.guarded import guarded
+from tests.native.kernels.packed_products import Weights, run
 from tests.native.kernels.test_gemm import Epilogue
-from tests.native.kernels.test_gemm_packed import Weights, run
 
 SHAPES = [(1, 1), (31, 7), (32, 64), (33, 65), (70, 130), (96, 128), (40, 63)]
 DTYPES = {"fp32": torch.float32, "bf16": torch.uint16, "int8": torch.int8, "int4": torch.uint8}

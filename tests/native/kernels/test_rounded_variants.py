@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.native.conftest import HERE, POOL_SOURCES, Build, runnable_marches
+from tests.native.kernels.packed_products import ROUNDED, Weights, product
 from tests.native.kernels.test_gemm import GELU_ERF, SILU, Epilogue, F, random_floats
-from tests.native.kernels.test_gemm_packed import ROUNDED, Weights, product
 
 pytestmark = pytest.mark.slow
 

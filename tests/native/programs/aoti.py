@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgecompile.files import file_sha256
+from edgecompile.runtime.cpu.tensors import NativeTensor
 from edgecompile.targets.profile import VariantSpec, load_target
 from edgecompile.toolchain.compilers import (
     find_toolchain,
@@ -27,7 +28,6 @@ from tests.native.conftest import sanitizer_flags, unsanitized_tools
 
 BUILD = Path(__file__).resolve().parents[3] / "build" / "tests-native" / "runtime"
 NATIVE = native_sources()
-MAX_DIMS = 8
 FLOAT32 = 6
 DTYPES = {
     "uint8": 0,
@@ -48,20 +48,6 @@ Handle = ctypes.c_void_p
 
 class ShimError(Exception):
     """A function of the C ABI returned a failure; the message is the library's."""
-
-
-class NativeTensor(ctypes.Structure):
-    """ec_tensor of edgecompile_abi.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("data", ctypes.c_void_p),
-        ("nbytes", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("sizes", ctypes.c_int64 * MAX_DIMS),
-        ("strides", ctypes.c_int64 * MAX_DIMS),
-    )
 
 
 def own_variant() -> VariantSpec:

@@ -14,7 +14,7 @@ from edgecompile.buckets.costs.grid import CostGrid
 from edgecompile.errors import CostError
 from edgecompile.planning.costs.calibration import Calibration, check_calibration
 from edgecompile.planning.costs.calibration_files import read_calibration
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.measure.calibrate import _summarise, choose_points
 from edgecompile.targets.profile import load_target
 from tests.runtime.bundles import DummyBundle

@@ -14,7 +14,7 @@ import pytest
 import edgecompile
 from edgecompile.runtime.base.errors import EdgecompileError, UnsupportedHostError
 from edgecompile.runtime.cpu.host import choose_variant, describe_host
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.runtime.bundles import DummyBundle
 
 PACKAGE = Path(edgecompile.__file__).parent

@@ -9,7 +9,7 @@ import pytest
 
 from edgecompile.runtime.base.errors import OutsideBucketsError
 from edgecompile.runtime.call.dispatch import Dispatcher
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, TensorSpec
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent, Manifest, TensorSpec
 
 
 def bucket(mode: str, lo: int, hi: int, batch: int = 2) -> BucketSpec:

@@ -10,8 +10,8 @@ import pytest
 
 from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.call.inputs import InputChecker, make_inputs
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Manifest, TensorSpec
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Manifest, TensorSpec
 from tests.runtime.bundles import DummyBundle
 
 

@@ -12,7 +12,7 @@ from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.base.errors import InputError
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.call.results import ResultMaker, _misfit
-from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.format.manifest.schema import TensorSpec
 
 Arrays = Any
 

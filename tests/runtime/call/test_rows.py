@@ -25,7 +25,7 @@ from edgecompile.runtime.call.rows import (
     equal_rows,
     rows_alone,
 )
-from edgecompile.runtime.format.schema import BucketSpec, Extent, TensorSpec, Tolerance
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent, TensorSpec, Tolerance
 
 Arrays = Mapping[str, Any]
 TOLERANCE = Tolerance(1e-6, 1e-5)

@@ -11,7 +11,7 @@ import pytest
 from edgecompile.runtime.base.errors import DamagedBundleError
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.commands.selftest import format_selftest, run_selftest
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.runtime.golden_files import write_case
 

@@ -18,8 +18,8 @@ from edgecompile.runtime.cpu.host import (
     glibc_version,
     missing,
 )
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.schema import Manifest, Variant
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.schema import Manifest, Variant
 from tests.runtime.bundles import DummyBundle
 
 HOST = Host(arch="x86-64", features=frozenset({"avx2", "fma"}), glibc=(2, 36))

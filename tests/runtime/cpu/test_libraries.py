@@ -13,8 +13,8 @@ import edgecompile.runtime.model.model  # noqa: F401  what is done after a fork
 from edgecompile.runtime.base.errors import DamagedBundleError, NativeError
 from edgecompile.runtime.cpu import libraries, library
 from edgecompile.runtime.cpu.libraries import load_library, pin_library
-from edgecompile.runtime.format import weights
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files import weights
+from edgecompile.runtime.format.files.folder import BundleFolder
 from tests.runtime.bundles import DummyBundle
 
 NAMES = ("code/x86-64-v3/bucket-0.so", "code/x86-64-v3/bucket-1.so")

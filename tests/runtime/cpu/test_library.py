@@ -18,7 +18,7 @@ from edgecompile.runtime.cpu.functions import ABI_VERSION, FUNCTIONS, OPTIONAL, 
 from edgecompile.runtime.cpu.libraries import pin_library
 from edgecompile.runtime.cpu.library import Program, load_runtime
 from edgecompile.runtime.cpu.tensors import MAX_DIMS, NativeTensor, pack_arrays
-from edgecompile.runtime.format.schema import Variant
+from edgecompile.runtime.format.manifest.schema import Variant
 from tests.runtime.bundles import change_libraries
 
 HEADER = Path(edgecompile.runtime.__file__).parent / "native" / "base" / "edgecompile_abi.h"

@@ -13,9 +13,9 @@ from edgecompile.runtime.finish.attempts import (
     list_attempts,
     merge_profiles,
 )
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.recipe import parse_recipe
-from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange, Side
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.recipe.parse import parse_recipe
+from edgecompile.runtime.format.recipe.schema import Recipe, ShapeRange, Side
 from tests.runtime.bundles import DummyBundle
 
 MIB = 1 << 20

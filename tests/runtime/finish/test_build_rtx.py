@@ -18,7 +18,7 @@ import pytest
 
 from edgecompile.onnx_files.weights import write_onnx
 from edgecompile.runtime.finish.engine_build import BuildJob, EngineJob
-from edgecompile.runtime.format.recipe_schema import ShapeRange
+from edgecompile.runtime.format.recipe.schema import ShapeRange
 from tests.onnx_files.onnx_graphs import graph_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]

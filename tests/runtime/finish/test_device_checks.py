@@ -22,10 +22,10 @@ from edgecompile.runtime.finish.device_checks import (
     check_disk,
     check_memory,
 )
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.recipe import parse_recipe
-from edgecompile.runtime.format.recipe_schema import Recipe
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
+from edgecompile.runtime.format.recipe.parse import parse_recipe
+from edgecompile.runtime.format.recipe.schema import Recipe
 from edgecompile.targets.jetpack import load_jetpack
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.gpu.test_cache import ORIN

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.finish.engine_build import BuildJob, EngineJob, Phases, build_engines
-from edgecompile.runtime.format.recipe_schema import ShapeRange
+from edgecompile.runtime.format.recipe.schema import ShapeRange
 from edgecompile.runtime.gpu.log import BuildFailure, BuildLog
 from tests.fake_gpu.build import MODULES
 from tests.fake_gpu.bundles import make_onnx

@@ -9,10 +9,10 @@ import pytest
 from edgecompile.runtime.base.errors import (
     BundleError,
 )
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.golden import read_case
-from edgecompile.runtime.format.recipe import read_recipe
-from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import map_weights
+from edgecompile.runtime.format.golden.cases import read_case
+from edgecompile.runtime.format.recipe.parse import read_recipe
 from edgecompile.runtime.generation.golden import FILE as GENERATIONS
 from edgecompile.runtime.generation.golden import parse_generation_cases
 from tests.runtime.bundles import DummyBundle

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.golden.compare import compare_arrays
+from edgecompile.runtime.format.manifest.schema import Tolerance
 
 TOLERANCE = Tolerance(0.25, 0.5)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime.base.errors import DamagedBundleError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.hashes import hash_descriptor
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.hashes import hash_descriptor
 from tests.runtime.bundles import DummyBundle
 
 

@@ -24,7 +24,7 @@ from edgecompile.runtime.base.errors import (
 )
 from edgecompile.runtime.cpu.functions import FUNCTIONS
 from edgecompile.runtime.cpu.host import architecture
-from edgecompile.runtime.format.manifest import MAX_MANIFEST_BYTES
+from edgecompile.runtime.format.manifest.parse import MAX_MANIFEST_BYTES
 from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.runtime.bundles import DummyBundle, each_rule, make_weights, pack_weights
 from tests.runtime.format.refusals import read_everything

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError
-from edgecompile.runtime.format import golden
-from edgecompile.runtime.format.golden import Case, list_cases, read_case
-from edgecompile.runtime.format.schema import Manifest
-from edgecompile.runtime.format.ties import Ties
+from edgecompile.runtime.format.golden import cases as golden
+from edgecompile.runtime.format.golden.cases import Case, list_cases, read_case
+from edgecompile.runtime.format.golden.ties import Ties
+from edgecompile.runtime.format.manifest.schema import Manifest
 from tests.runtime.bundles import make_case
 from tests.runtime.golden_files import write_case
 

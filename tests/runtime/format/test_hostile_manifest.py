@@ -12,7 +12,7 @@ from edgecompile.runtime.base.errors import (
     BundleError,
     FormatVersionError,
 )
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.generation.golden import FILE as GENERATIONS
 from tests.runtime.bundles import DELETE, DummyBundle, each_rule, put
 from tests.runtime.format.refusals import read_everything, refused

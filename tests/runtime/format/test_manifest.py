@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError
-from edgecompile.runtime.format.manifest import check_path, parse_manifest
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest, Variant
+from edgecompile.runtime.format.manifest.parse import check_path, parse_manifest
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent, Manifest, Variant
 from tests.runtime.bundles import DummyBundle
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError, DamagedBundleError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.recipe import (
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import TENSORRT, Tolerance
+from edgecompile.runtime.format.recipe.parse import (
     MAX_RECIPE_BYTES,
     parse_recipe,
     read_recipe,
     sibling,
     version_pair,
 )
-from edgecompile.runtime.format.recipe_schema import Recipe, ShapeRange
-from edgecompile.runtime.format.schema import TENSORRT, Tolerance
+from edgecompile.runtime.format.recipe.schema import Recipe, ShapeRange
 from tests.hostile.trees import mutate, mutate_bytes, render, to_tree
 from tests.runtime.bundles import ORIN, RECIPE, DummyBundle
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime.base.errors import DamagedBundleError
-from edgecompile.runtime.format import folder as folders
-from edgecompile.runtime.format import hashes, stamps
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.weights import map_weights
+from edgecompile.runtime.format.files import folder as folders
+from edgecompile.runtime.format.files import hashes, stamps
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import map_weights
 from tests.runtime.bundles import DummyBundle
 
 NAME = "weights.fp32"

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from edgecompile.runtime.base.errors import EdgecompileError
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.format.sums import (
     axes_of,
     find_givers,

@@ -24,7 +24,7 @@ from edgecompile.runtime.base.errors import (
     UnsignedBundleError,
     UntrustedBundleError,
 )
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.format.trust import libcrypto, policy
 from edgecompile.runtime.model.open_bundle import open_bundle
 from tests.runtime.bundles import DummyBundle
@@ -153,7 +153,7 @@ exec "$@"
 OPENING = """
 import sys
 from edgecompile.runtime.base.errors import EdgecompileError
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 try:
     BundleFolder(sys.argv[1], trust=sys.argv[2]).close()
 except EdgecompileError as error:

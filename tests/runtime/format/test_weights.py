@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError, DamagedBundleError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.weights import Weights, map_weights, read_constants
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.files.weights import Weights, map_weights, read_constants
 from tests.runtime.bundles import DummyBundle, make_weights, pack_weights
 
 NAME = "weights.fp32"

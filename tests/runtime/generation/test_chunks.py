@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.generation.chunks import Chunk, ChunkPlanner
 from edgecompile.runtime.gpu.programs import pad_everything
 from tests.runtime.bundles import DummyBundle

@@ -22,7 +22,7 @@ from edgecompile.runtime import (
 from edgecompile.runtime.__main__ import main
 from edgecompile.runtime.base.errors import InputError, TokenizerError
 from edgecompile.runtime.commands.selftest import run_selftest
-from edgecompile.runtime.format.schema import Tolerance
+from edgecompile.runtime.format.manifest.schema import Tolerance
 from edgecompile.runtime.generation.golden import _Judge
 from edgecompile.runtime.text.session import TextSession
 from edgecompile.runtime.text.stream import TextStream

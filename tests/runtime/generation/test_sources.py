@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.generation.sources import check_encoder
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.generations import make_generative, make_seq2seq

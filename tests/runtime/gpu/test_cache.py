@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import EngineCacheError
-from edgecompile.runtime.format.folder import BundleFolder
-from edgecompile.runtime.format.recipe import read_recipe
+from edgecompile.runtime.format.files.folder import BundleFolder
+from edgecompile.runtime.format.recipe.parse import read_recipe
 from edgecompile.runtime.gpu.cache import (
     EngineFolder,
     cache_root,

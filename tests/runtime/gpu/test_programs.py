@@ -15,8 +15,8 @@ from edgecompile.runtime.base.errors import GpuError, ModeError
 from edgecompile.runtime.call.dispatch import Dispatcher
 from edgecompile.runtime.call.inputs import make_inputs
 from edgecompile.runtime.call.results import ResultMaker
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Extent, Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Extent, Manifest
 from edgecompile.runtime.gpu.cuda import Cuda
 from edgecompile.runtime.gpu.engines import DEFAULT, PLANNED, REDUCE_OVERHEAD
 from edgecompile.runtime.gpu.programs import GpuPrograms, pad_everything

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import InputError
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from edgecompile.runtime.measure.bench import _summary, format_bench, run_bench
 
 

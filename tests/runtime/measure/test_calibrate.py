@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError, DamagedBundleError, InputError
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent, Manifest
 from edgecompile.runtime.measure.calibrate import (
     Point,
     calibrate_bundle,

@@ -10,7 +10,7 @@ import pytest
 from edgecompile.planning.costs.serving import read_text_serving
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import InputError
-from edgecompile.runtime.format.schema import Extent
+from edgecompile.runtime.format.manifest.schema import Extent
 from edgecompile.runtime.measure.serving import (
     Point,
     batch_axis,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgecompile.runtime.base.errors import InputError
-from edgecompile.runtime.format.schema import BucketSpec, Manifest
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Manifest
 from edgecompile.runtime.measure.workload import plan_runs, read_lengths
 
 

@@ -20,9 +20,9 @@ from edgecompile.runtime.base.errors import (
     OutsideBucketsError,
 )
 from edgecompile.runtime.call.inputs import make_inputs
-from edgecompile.runtime.format.compare import compare_arrays
-from edgecompile.runtime.format.golden import read_case
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.golden.cases import read_case
+from edgecompile.runtime.format.golden.compare import compare_arrays
+from edgecompile.runtime.format.manifest.schema import Manifest
 
 Arrays = Any
 

@@ -16,7 +16,7 @@ from edgecompile.runtime.base.errors import (
     ModelClosedError,
     UnsupportedHostError,
 )
-from edgecompile.runtime.format.manifest import parse_manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
 from tests.runtime.bundles import DummyBundle
 from tests.runtime.model.test_model import assert_agree, golden
 

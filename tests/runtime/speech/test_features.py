@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from edgecompile.runtime.format.speech_schema import LogMelSpec
+from edgecompile.runtime.format.manifest.speech_schema import LogMelSpec
 from edgecompile.runtime.speech.features import LogMel
 from tests.zoo.speech import RATE, make_samples
 

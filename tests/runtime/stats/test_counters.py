@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from edgecompile.runtime.format.schema import BucketSpec, Extent, Manifest
+from edgecompile.runtime.format.manifest.schema import BucketSpec, Extent, Manifest
 from edgecompile.runtime.stats.counters import KEPT_TIMES, MAX_BINS, MAX_PENDING, Stats, percentile
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from edgecompile.runtime.format.schema import Extent
+from edgecompile.runtime.format.manifest.schema import Extent
 from edgecompile.runtime.stats.counters import MAX_CELLS, MAX_OUTSIDE, JointCounts, OutsideCounts
 
 

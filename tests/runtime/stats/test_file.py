@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import InputError
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.stats.counters import Stats
 from edgecompile.runtime.stats.file import StatsWriter, format_time
 

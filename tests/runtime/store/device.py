@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import StoreError
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.store import store as commands
 from edgecompile.runtime.store.install import install
 from edgecompile.runtime.store.proof import Prover

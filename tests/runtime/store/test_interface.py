@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgecompile.runtime.base.errors import BundleError
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.store.interface import check_interface
 
 

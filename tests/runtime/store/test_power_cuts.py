@@ -240,7 +240,7 @@ def test_found_when_the_link_comes_before_the_proof(
 
 
 def _opened(device: Device, path: str) -> Any:
-    from edgecompile.runtime.format.folder import BundleFolder
+    from edgecompile.runtime.format.files.folder import BundleFolder
 
     folder = BundleFolder(path, trust=str(device.signed.trust))
     folder.close()

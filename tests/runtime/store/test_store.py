@@ -25,7 +25,7 @@ from edgecompile.runtime.base.errors import (
     EdgecompileError,
     StoreError,
 )
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.model.open_bundle import open_bundle
 from edgecompile.runtime.store import disk, store
 from edgecompile.runtime.store import install as installing

@@ -21,8 +21,8 @@ import pytest
 
 from edgecompile.runtime.base.errors import InputError, TokenizerError, TokenizersMissingError
 from edgecompile.runtime.commands.encode import encode_bundle, format_encode, read_texts
-from edgecompile.runtime.format.manifest import parse_manifest
-from edgecompile.runtime.format.schema import Manifest
+from edgecompile.runtime.format.manifest.parse import parse_manifest
+from edgecompile.runtime.format.manifest.schema import Manifest
 from edgecompile.runtime.text.encoder import TextEncoder, TextOutputs
 from tests.runtime.bundles import DOCUMENT
 from tests.runtime.texts import TEXT, TOKENIZER, a_tokenizer

@@ -16,7 +16,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.commands.info import describe_bundle
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.measure.prepared import spread_sizes
 from edgecompile.runtime.measure.products import choose_rows, format_products
 from edgecompile.runtime.measure.tune import tune_bundle

@@ -27,7 +27,7 @@ from edgecompile.runtime.base.errors import (
     UnsupportedHostError,
 )
 from edgecompile.runtime.commands.info import describe_bundle
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.measure.prepared import choose_sizes
 from edgecompile.runtime.measure.tune import choose_fastest, tune_bundle
 from tests.fake_gpu.build import FakeCudart

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.format.manifest.schema import TensorSpec
 from edgecompile.server.errors import Unprocessable
 from edgecompile.server.protocol.v1 import read_instances
 from edgecompile.server.settings import Limits

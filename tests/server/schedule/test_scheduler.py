@@ -13,7 +13,7 @@ import pytest
 
 from edgecompile.runtime import Model, open_bundle
 from edgecompile.runtime.base.errors import NativeError
-from edgecompile.runtime.format.schema import TensorSpec
+from edgecompile.runtime.format.manifest.schema import TensorSpec
 from edgecompile.server.errors import (
     BadRequest,
     DeadlineExceeded,

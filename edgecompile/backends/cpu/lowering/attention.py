@@ -22,7 +22,7 @@ from edgecompile.export.operators.copy import COPY
 
 aten = torch.ops.aten
 
-#: What reads a cache as float32, and the types of such caches.
+#: Operators that read a cache as float32, and the types of such caches.
 _READERS = (aten.to.dtype, aten._to_copy.default, DEQUANTIZE_ROWS)
 _STORED = (torch.bfloat16, torch.int8)
 

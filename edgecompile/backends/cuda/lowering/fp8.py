@@ -18,7 +18,7 @@ from edgecompile.backends.cuda.lowering.matrices import (
     add_constants,
     narrow_matrices,
 )
-from edgecompile.backends.inductor.compat import scaled_product
+from edgecompile.backends.inductor.compat.functions import scaled_product
 from edgecompile.backends.lowering.constants import value_of
 from edgecompile.backends.lowering.inlining import inline
 from edgecompile.backends.lowering.rewriting import Lowering, arguments_of, replace_results

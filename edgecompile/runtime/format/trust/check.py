@@ -15,7 +15,7 @@ from ...base.errors import (
 )
 from ...base.limits import raise_limit
 from ..document import shorten
-from ..schema import MANIFEST_NAME, Manifest
+from ..manifest.schema import MANIFEST_NAME, Manifest
 from .libcrypto import find_verifier
 from .policy import TRUST_VARIABLE, Policy
 from .release import MAX_RELEASE_BYTES, RELEASE_NAME, Release, parse_release

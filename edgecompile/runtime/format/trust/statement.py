@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from ...base.errors import BundleError
 from ..document import SHA256, parse_json
-from ..manifest import check_path
+from ..manifest.parse import check_path
 from .keys import decode_base64
 from .release import RELEASE_NAME
 

@@ -1,5 +1,5 @@
 // Sums of many terms, as exact as torch's: the accumulators of Inductor's kernels
-// (backends/inductor/compat.py).
+// (backends/inductor/compat/sums.py).
 #pragma once
 
 namespace ec {

@@ -1,5 +1,5 @@
-// Each head by itself, some columns of vectors of its state at a time, over all tokens: they stay
-// in the nearest cache.
+// Each head is computed by itself: some columns of its state at a time, over all tokens, so that
+// they stay in the nearest cache.
 #include "kernels/linear_scan.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr int kColumns = 4;
 // The floats of a block: as many as the nearest cache holds.
 constexpr int64_t kBlock = 8192;
 
-// Where the rows of columns lie.
+// Rows of columns in memory.
 struct Rows {
   float* data;
   int64_t stride;

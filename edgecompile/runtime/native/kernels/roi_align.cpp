@@ -34,7 +34,7 @@ Span span_of(const RoiAlign& call, float from, float to, int64_t bins) {
   if (!call.aligned) size = std::max(size, 1.0F);
   const float bin = size / static_cast<float>(bins);
   const float samples = std::ceil(bin);
-  // Of a box without a size, or with NaN for it, there is nothing to read.
+  // A box without a size, or with NaN for it, has nothing to read.
   const bool counts = samples > 0 && static_cast<double>(samples) <= kMostSamples;
   if (call.samples <= 0 && samples > 0 && !counts) fail("a box of %g pixels", double{size});
   return {start, bin, call.samples > 0 ? call.samples : counts ? static_cast<int64_t>(samples) : 0};

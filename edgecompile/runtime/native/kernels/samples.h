@@ -5,7 +5,7 @@
 
 namespace ec {
 
-// What stands beyond an image's edge; the numbers are torch's.
+// Values beyond an image's edge; the numbers are torch's.
 enum class Beyond : int64_t { kZeros, kBorder, kReflection };
 
 struct Samples {

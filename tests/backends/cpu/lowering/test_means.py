@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgecompile.backends.inductor.compat import generate_cpp
+from edgecompile.backends.inductor.compat.generation import generate_cpp
 from edgecompile.targets.profile import load_variant
 from tests.backends.cpu.lowering.test_lower import lowered
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgecompile.backends.inductor.compat import generate_cpp
+from edgecompile.backends.inductor.compat.generation import generate_cpp
 from edgecompile.backends.operators.convolution import CONVOLUTION
 from edgecompile.backends.operators.ops import ACT_LAST, ACTIVATIONS, LINEAR
 from edgecompile.targets.profile import load_variant

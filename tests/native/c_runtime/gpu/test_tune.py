@@ -11,7 +11,7 @@ import pytest
 
 from edgecompile.runtime import open_bundle
 from edgecompile.runtime.base.errors import EngineCacheError
-from edgecompile.runtime.format.folder import BundleFolder
+from edgecompile.runtime.format.files.folder import BundleFolder
 from edgecompile.runtime.gpu.cache import digest
 from edgecompile.runtime.gpu.device import describe_device
 from edgecompile.runtime.triton.driver import Driver

@@ -230,7 +230,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       } else {
         Products::score(a, q, rows, k_panels, keys, rows_copy, scores, block);
       }
-      // Each step for all rows: the reductions of one are under way while the next is read.
+      // Each step runs for all rows: one row is reduced while the next is read.
       float tops[kTileRows];
       int64_t padded[kTileRows];
       for (int64_t r = 0; r < rows; ++r) {
@@ -312,7 +312,7 @@ void attention(const AttentionArgs& given) {
   if (given.batch <= 0 || given.heads_q <= 0 || given.len_q <= 0 || given.dim_v <= 0) return;
   if (given.causal && given.mask_kind == static_cast<int>(MaskKind::kNone) && given.len_q > 1 &&
       given.len_q <= kFewRows) {
-    // Each query as in a run of its own, so that its result is that, to the last bit.
+    // Each query is computed as in a run of its own, so results agree to the last bit.
     AttentionArgs one = given;
     one.len_q = 1;
     for (int64_t i = 0; i < given.len_q; ++i) {

@@ -19,7 +19,7 @@ void quantize_row(const float* x, int64_t width, RowByte* row) {
   auto* to = reinterpret_cast<int8_t*>(row);
   for (int64_t d = 0; d < width; d += kRowBlock, x += kRowBlock) {
     const int64_t n = std::min(kRowBlock, width - d);
-    // As whole numbers: of these NaN is the largest, whatever it is compared with.
+    // The bits are compared as whole numbers, so NaN is larger than all others.
     uint32_t top = 0;
     for (int64_t i = 0; i < n; ++i) top = std::max(top, bits_of(x[i]) & 0x7fffffffu);
     float largest;

@@ -250,7 +250,7 @@ bool reads_lines(const Convolution& c) {
          c.k() <= kMostParted && w.out >= 4 * kFewRows;
 }
 
-// One image after the other, copied with the zeros around it that taps meet: memory for one image.
+// Copies each image in turn, with the zeros around it that taps meet, so memory holds one image.
 void convolve_lines(const Convolution& c, const float* x, const float* packed,
                     const Epilogue& epilogue, float* out) {
   const ConvAxis &h = c.axes[1], &w = c.axes[2];

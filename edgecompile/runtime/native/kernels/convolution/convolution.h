@@ -93,16 +93,16 @@ void each_phase(const std::vector<AxisPhase> (&phases)[kMaxSpatial], int64_t gro
 
 // out = act(conv(x) + bias) + residual, or with act_last act(conv(x) + bias + residual); x is
 // [batch, depth, height, width, channels_in], out and the residual likewise, all without gaps.
-// Of the epilogue alpha and beta are 1, and the residual's strides aren't read. Throws
+// The epilogue's alpha and beta are 1, and its residual's strides aren't read. Throws
 // std::bad_alloc.
 void convolve(const Convolution& convolution, const float* x, const float* packed,
               const Epilogue& epilogue, float* out);
 
-// Those that are channel_wise().
+// Computes a convolution that is channel_wise().
 void convolve_channels(const Convolution& convolution, const float* x, const float* packed,
                        const Epilogue& epilogue, float* out);
 
-// Those with tiles.
+// Computes a convolution that has tiles.
 void convolve_winograd(const Convolution& convolution, const float* x, const float* packed,
                        const Epilogue& epilogue, float* out);
 

@@ -248,7 +248,7 @@ void run_piece(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t
       const int64_t j = begin + (end - begin) * i / tiles;
       const int64_t pixels = begin + (end - begin) * (i + 1) / tiles - j;
       const bool inside = j >= l.inside_begin && j + pixels <= l.inside_end;
-      // From the last plane's first channel on, at the last place that the tile may read.
+      // Channels that may be read from the last plane's first one on, at the tile's last place.
       const int64_t places = l.c.places_in() - last_place(l, 2, last_line, j + pixels - 1);
       const int64_t readable = (places * planes - (planes - 1)) * l.c.channels_out;
       for (int64_t column = channel; column < block_end; column += kColumns) {
@@ -261,8 +261,8 @@ void run_piece(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t
   }
 }
 
-// As run_piece(). Tiles whose taps may miss the image take several times as long, so those at the
-// ends of a line have no more outputs than need be.
+// Runs pieces of one line. Tiles whose taps may miss the image take several times as long, so tiles
+// at the ends of a line have as few outputs as possible.
 void run_line(const Lines& l, int64_t line, int64_t begin, int64_t end, int64_t first,
               int64_t last) {
   const int64_t from = std::clamp(l.inside_begin, begin, end);

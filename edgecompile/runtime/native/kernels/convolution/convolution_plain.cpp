@@ -12,7 +12,7 @@ int64_t axis_stride(const Tensor& t, int axis) {
   return dimension >= 2 ? t.strides[dimension] : 0;
 }
 
-// Where a weight has the element of output n, channel c of its group and the first tap.
+// Offset in a weight of output n, channel c of its group and the first tap.
 int64_t weight_at(const Convolution& conv, const Tensor& w, int64_t n, int64_t c) {
   if (!conv.transposed) return n * w.strides[0] + c * w.strides[1];
   const int64_t group = n / conv.group_out();

@@ -44,8 +44,8 @@ struct Epilogue {
   bool act_last = false;
 };
 
-// What follows the bias: rows of C, which hold the sums with it, become C's results. `residual` is
-// that of the first row, or null.
+// Runs the steps after the bias on rows of C, which hold sums with the bias. `residual` is the
+// first row's, or null.
 void finish_rows(const Epilogue& epilogue, const float* residual, float* c, int64_t ldc,
                  int64_t rows, int64_t columns);
 
@@ -53,8 +53,8 @@ void finish_rows(const Epilogue& epilogue, const float* residual, float* c, int6
 void gemm_packed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                  const float* b_packed, float* c, int64_t ldc, const Epilogue& epilogue);
 
-// As gemm_packed, with any strides of A and B, 0 and negative ones included, for each of `batch`
-// matrices; a batch stride of 0 shares the operand.
+// Multiplies as gemm_packed does, with any strides of A and B, 0 and negative ones included, for
+// each of `batch` matrices; a batch stride of 0 shares the operand.
 void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t a_batch,
                   int64_t a_row, int64_t a_col, const float* b, int64_t b_batch, int64_t b_row,
                   int64_t b_col, float* c, int64_t c_batch, int64_t ldc, const Epilogue& epilogue);
@@ -68,7 +68,8 @@ struct RowSource {
   const void* ctx;
 };
 
-// As gemm_batched, A from a source and B packed. alpha and beta are 1, and the residual isn't C.
+// A batched product with A from a source and B packed. alpha and beta are 1, and the residual isn't
+// C.
 struct GatheredProduct {
   int64_t batch, m, n, k;
   RowSource a;
@@ -82,8 +83,8 @@ struct GatheredProduct {
 };
 void gemm_gathered(const GatheredProduct& product);
 
-// As gemm_batched with one packed B, where a row of A is `parts` runs of `depth` elements that lie
-// part_step apart. Sums stay in registers over all of K, which should fit the nearest cache.
+// A batched product with one packed B, where a row of A is `parts` runs of `depth` elements that
+// lie part_step apart. Sums stay in registers over all of K, which should fit the nearest cache.
 // alpha and beta are 1, and the residual isn't C.
 struct PartedProduct {
   int64_t batch, m, n, parts, depth;

@@ -1,4 +1,4 @@
-// What follows a product, over rows of C while they are in the nearest cache.
+// Steps after a product, over rows of C while they are in the nearest cache.
 #include "kernels/gemm/gemm.h"
 #include "math/simd.h"
 #include "math/vecmath.h"

@@ -233,8 +233,8 @@ constexpr TileTable<Tile, kTileRows> make_tiles(std::integer_sequence<int, R...>
 }
 inline constexpr auto kTiles = make_tiles(std::make_integer_sequence<int, kTileRows>{});
 
-// Of one vector, for C's last columns: the other vectors of kTiles would multiply zeros there. A
-// sum adds up in the same order.
+// Tiles of one vector, for C's last columns: the other vectors of kTiles would multiply zeros
+// there. Sums have the same order.
 template <int... R>
 constexpr TileTable<Tile, kTileRows> make_slim_tiles(std::integer_sequence<int, R...>) {
   return {{run_tile<R + 1, 1, kTileSums<R + 1>>...}, {((void)R, kFloatLanes)...}};

@@ -23,7 +23,7 @@ struct ColumnMask {
   int64_t columns;
 };
 
-// As gemm_weight with the only weight in `packed`, for panels with a wanted column. Columns of
+// Runs gemm_weight with the only weight in `packed`, for panels with a wanted column. Columns of
 // other panels become minus infinity, unless so few are left out that all are computed: where the
 // panels to compute, and two for each gap in front of some, come to 7/8 of all. A computed column
 // has the bits that gemm_weight gives it. Throws Error where the mask has another number of

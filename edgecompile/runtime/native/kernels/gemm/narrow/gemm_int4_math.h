@@ -28,7 +28,7 @@ EC_INLINE vf32 load_halves(const char* p) {
 #endif
 }
 
-// What all of int4's have.
+// Members that all forms of int4 share.
 struct HalvedBlocks : Int8Math {
   static constexpr int kHalves = 2;
   static constexpr bool kShared = true;

@@ -173,7 +173,7 @@ struct Int8Math : WholeBlocks {
       return __builtin_shuffle(sums, vi32{(i % (n / 2) / 2 * 4 + i / (n / 2) * 2 + i % 2)...});
     }(std::make_integer_sequence<int, n>{});
   }
-  // Where the i-th sum's first half comes from, lanes of y counted after those of x.
+  // Lane of the i-th sum's first half; lanes of y count after those of x.
   static constexpr int from_pairs(int i) {
     return i / 4 * 4 + i % 2 * 2 + (i % 4 < 2 ? 0 : kFloatLanes);
   }

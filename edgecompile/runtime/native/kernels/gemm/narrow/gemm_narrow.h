@@ -71,8 +71,8 @@ void gemm_int8(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, con
                int64_t panel_bytes, float* c, int64_t ldc, const Epilogue& epilogue,
                bool pairs = false);
 
-// As without `pairs`. x86-64 without an instruction for four pairs has one for two, which int4 is
-// narrow enough for.
+// Multiplies as int8 without `pairs` does. On x86-64 without an instruction for four pairs, one for
+// two serves: int4 is narrow enough for its 16-bit sums.
 void gemm_int4(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                const uint8_t* b_packed, int64_t panel_bytes, float* c, int64_t ldc,
                const Epilogue& epilogue);

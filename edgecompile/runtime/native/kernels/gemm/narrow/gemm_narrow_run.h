@@ -33,7 +33,7 @@ struct NarrowProduct {
   Epilogue epilogue;
 };
 
-// What a panel's columns start from.
+// Values that a panel's columns start from.
 struct NarrowColumns {
   int64_t count;
   alignas(64) float bias[kPanel];

@@ -18,7 +18,7 @@ namespace ec {
 
 // Fewer rows are as fast, or faster, without tiles.
 constexpr int64_t kAmxLeastRows = 32;
-// Of a product. An unpacked panel takes 2.5 KiB for each: 1.3 MiB of a second-level cache of 2 MiB.
+// Blocks of a product. Each takes 2.5 KiB of an unpacked panel: 1.3 MiB of an L2 cache of 2 MiB.
 constexpr int64_t kAmxMostBlocks = 512;
 
 // Whether tiles are faster: their last rows may be filled up by a quarter at most.
@@ -74,7 +74,7 @@ struct AmxPanel {
   int64_t block_bytes;
 };
 
-// What can't be read as it is becomes so in `memory`, of kAmxUnpackedBytes for each block.
+// A panel that can't be read as it is is unpacked into `memory`, kAmxUnpackedBytes for each block.
 template <class Math>
 AmxPanel prepare_amx_panel(const char* panel, int64_t k, const RoundedWeight& weight,
                            char* memory) {

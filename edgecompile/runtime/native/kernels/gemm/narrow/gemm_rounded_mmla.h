@@ -16,9 +16,9 @@ namespace ec {
 
 // Fewer rows take as many instructions without: unpacking a panel takes as many as 4 rows do.
 constexpr int64_t kMmlaLeastRows = 8;
-// Of a product. An unpacked panel takes 3 KiB for each: 768 KiB of a second-level cache of 1 MiB.
+// Blocks of a product. Each takes 3 KiB of an unpacked panel: 768 KiB of an L2 cache of 1 MiB.
 constexpr int64_t kMmlaMostBlocks = 256;
-// Of a tile: 8 rows by 8 columns, or 4 by 16, whose 16 sums are half of the registers.
+// Most pairs of rows in a tile: 8 rows by 8 columns, or 4 by 16. 16 sums are half of the registers.
 constexpr int kMmlaPairs = 4;
 constexpr int mmla_columns(int pairs) { return pairs > 2 ? 4 : 8; }  // pairs, too
 

@@ -1,4 +1,4 @@
-// What products with int8 and int4 weights are given.
+// Arguments of products with int8 and int4 weights.
 #pragma once
 
 #include "kernels/gemm/narrow/gemm_narrow_run.h"

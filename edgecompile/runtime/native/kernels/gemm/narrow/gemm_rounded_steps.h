@@ -6,7 +6,7 @@
 
 namespace ec {
 
-// Where the operands of a step lie: a block, with the first or the second part of activations.
+// Operands of a step: a block, with the first or the second part of activations.
 struct RoundedStep {
   int32_t a, b;
 };

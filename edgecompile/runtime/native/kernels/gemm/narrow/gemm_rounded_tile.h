@@ -15,20 +15,20 @@
 namespace ec {
 
 constexpr int64_t rounded_blocks(int64_t k) { return (k + kRoundedBlock - 1) / kRoundedBlock; }
-// Of a block, and inputs of a half.
+// Groups of a block, and inputs of a half.
 template <class Math>
 constexpr int64_t kBlockGroups = kRoundedBlock / 4 / Math::kHalves;
 template <class Math>
 constexpr int64_t kHalfInputs = kRoundedBlock / Math::kHalves;
-// Of a whole block of a panel: the weights, those of two halves in the same bytes or behind each
-// other, and with a scale for each half and column.
+// Bytes of a block's weights in a panel, and with a scale for each half and column. Two halves
+// share their bytes, or follow each other.
 template <class Math>
 constexpr int64_t kWeightBytes =
     kBlockGroups<Math> * kGroupBytes * (Math::kShared ? 1 : Math::kHalves);
 template <class Math>
 constexpr int64_t kBlockBytes = kWeightBytes<Math> + Math::kHalves * kPanel * Math::kScaleBytes;
 
-// What a block holds beside weights and scales, shaped as the scales; gemm_narrow.h has the forms.
+// Numbers of a block beside weights and scales, shaped as the scales; gemm_narrow.h has the forms.
 enum class Shift { kNone, kZeros, kMinimums };
 
 // A prepared row of activations: `kParts` times a record for each block. It holds kRoundedBlock
@@ -63,7 +63,7 @@ struct RoundedRow {
   int64_t words() const { return Math::kParts > 1 ? (blocks + 63) / 64 : 0; }
   int64_t next_words() const { return kTogether == 1 ? words() : (words() + 1) / 2 * 2; }
   int64_t bytes() const { return wanted_at() + kTogether * next_words() * 8; }
-  // Where a row's i-th element of a block lies behind its first.
+  // Distance of a row's i-th element of a block from its first.
   static constexpr int64_t place(int64_t i) { return kPaired ? i + (i & -kRun) : i; }
   // Writes the scale (slot 0) or a start (1, 2) of the index-th row of a record.
   template <class T>
@@ -86,8 +86,8 @@ struct RoundedRow {
 };
 
 constexpr int kRoundedRows = 6;
-// Of a tile. Six rows leave 16 registers room for one vector of columns where two groups are taken
-// at a time, four for two vectors: they read A half as often.
+// Rows of a tile. Where two groups are taken at a time, 16 registers hold six rows of one vector of
+// columns, or four rows of two, which read A half as often.
 template <class Math>
 constexpr int kMostRows = Math::kSummed == 2 && kVectorRegisters == 16 ? 4 : kRoundedRows;
 
@@ -104,8 +104,8 @@ struct RoundedTile {
   int prefetch_lines;    // of 64 bytes, for each block
 };
 
-// As in gemm_kernel.h: the sums, the smaller of a row of B and a column of A, and what each step
-// needs beside them stay in registers.
+// Vectors of columns in a tile. As in gemm_kernel.h, registers hold the sums, the smaller of a row
+// of B and a column of A, and each step's other operands.
 template <class Math, int Rows>
 constexpr int rounded_vectors() {
   constexpr int kRegisters = sizeof(typename Math::Acc) / kVectorBytes * Math::kPerVector;

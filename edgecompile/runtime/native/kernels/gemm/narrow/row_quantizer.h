@@ -41,7 +41,7 @@ struct RoundingStep {
   float factor, scale;
 
   RoundingStep(float most, float limit) {
-    // So far down the factor would overflow; there it stays a power of two whose inverse is exact.
+    // A smaller block's factor would overflow. It stays a power of two whose inverse is exact.
     const bool tiny = most < limit * 0x1p-127f;
     factor = tiny ? 0x1p126f : limit / most;
     scale = tiny ? 0x1p-126f : most / limit;

@@ -3,8 +3,8 @@
 import math
 from typing import List, Mapping, Optional, Set, Tuple
 
-from .document import Field, shorten
-from .dtypes import Number, holds
+from ..document import Field, shorten
+from ..dtypes import Number, holds
 from .schema import StateSpec, TensorSpec
 from .signature import MAX_OUTPUTS, Signature
 

@@ -2,8 +2,8 @@
 
 from typing import Dict, Mapping, Optional
 
-from .document import Field, is_printable, shorten
-from .dtypes import BY_NAME
+from ..document import Field, is_printable, shorten
+from ..dtypes import BY_NAME
 from .schema import SEQ2SEQ, FileEntry, GenerationSpec, TensorSpec
 from .signature import Signature
 from .speech_schema import CtcSpec, LogMelSpec, SpeechSpec, WindowSpec

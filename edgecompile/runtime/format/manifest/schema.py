@@ -1,14 +1,14 @@
 """The manifest as named tuples, which are quick to define; FORMAT.md is normative.
 
 ``to_json()`` gives plain dicts whose order is fixed, so equal manifests are equal bytes. Construction checks
-nothing: ``manifest.parse_manifest`` does, and every writer sends its bytes through it.
+nothing: ``parse.parse_manifest`` does, and every writer sends its bytes through it.
 """
 
 import json
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from .dtypes import Number
+from ..dtypes import Number
 from .policy_schema import PolicySpec
 from .speech_schema import SpeechSpec
 

@@ -1,6 +1,6 @@
 """The recipe as frozen dataclasses; FORMAT.md is normative.
 
-Construction checks nothing: ``recipe.parse_recipe`` does, and every writer sends its bytes through
+Construction checks nothing: ``parse.parse_recipe`` does, and every writer sends its bytes through
 it before they leave.
 """
 
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from .schema import Tolerance, plain
+from ..manifest.schema import Tolerance, plain
 
 RECIPE_VERSION = 1
 

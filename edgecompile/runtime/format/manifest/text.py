@@ -2,8 +2,8 @@
 
 from typing import Dict, Mapping, Optional, Tuple
 
-from .document import Field, is_printable, shorten
-from .dtypes import BY_NAME, holds
+from ..document import Field, is_printable, shorten
+from ..dtypes import BY_NAME, holds
 from .schema import TEXT_PARTS, TEXT_STEPS, FileEntry, TensorSpec, TextSpec
 from .signature import Signature
 

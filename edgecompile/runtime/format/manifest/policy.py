@@ -2,8 +2,8 @@
 
 from typing import Dict, Mapping, Optional, Tuple
 
-from .document import Field, is_printable, shorten
-from .dtypes import Number, holds
+from ..document import Field, is_printable, shorten
+from ..dtypes import Number, holds
 from .policy_schema import ObservationSpec, PolicySpec, Scaling
 from .schema import Dim, TensorSpec
 from .signature import MAX_INPUTS, Signature

@@ -10,11 +10,13 @@ import posixpath
 import re
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from ..base.errors import FormatVersionError
-from .document import Field, Problems, parse_json, shorten
-from .folder import BundleFolder
-from .manifest import check_path, read_tolerance
-from .recipe_schema import (
+from ...base.errors import FormatVersionError
+from ..document import Field, Problems, parse_json, shorten
+from ..files.folder import BundleFolder
+from ..manifest.parse import check_path, read_tolerance
+from ..manifest.schema import BucketSpec, Manifest, TensorSpec, Variant
+from ..sums import size_span
+from .schema import (
     RECIPE_VERSION,
     OtherForm,
     Predicted,
@@ -25,8 +27,6 @@ from .recipe_schema import (
     TensorType,
     version_pair,
 )
-from .schema import BucketSpec, Manifest, TensorSpec, Variant
-from .sums import size_span
 
 MAX_RECIPE_BYTES = 4 << 20
 MAX_SIZE = 2**31 - 1

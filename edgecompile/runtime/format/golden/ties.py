@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
-from .schema import NOTHING, Tolerance
+from ..manifest.schema import NOTHING, Tolerance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

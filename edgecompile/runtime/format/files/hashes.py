@@ -4,7 +4,7 @@ import hashlib
 import os
 from typing import Optional, Tuple
 
-from .schema import MANIFEST_NAME, FileEntry
+from ..manifest.schema import MANIFEST_NAME, FileEntry
 
 _CHUNK = 1 << 20
 

@@ -7,9 +7,9 @@ The reading is total: whatever the bytes are, the result is a valid ``Manifest``
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..base.errors import FormatVersionError
-from ..base.installation import newer_bundle_hint
-from .document import SHA256, Field, Problems, parse_json, shorten
+from ...base.errors import FormatVersionError
+from ...base.installation import newer_bundle_hint
+from ..document import SHA256, Field, Problems, parse_json, shorten
 from .generation import read_generation
 from .policy import read_policy
 from .schema import (

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
 import numpy as np
 
-from .schema import Tolerance
+from ..manifest.schema import Tolerance
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

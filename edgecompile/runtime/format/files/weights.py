@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ..base.errors import DamagedBundleError
-from ..base.limits import explain_errno, no_memory
-from .document import Field, Problems, is_printable, parse_json, shorten
-from .dtypes import BY_CONTAINER, ElementType
+from ...base.errors import DamagedBundleError
+from ...base.limits import explain_errno, no_memory
+from ..document import Field, Problems, is_printable, parse_json, shorten
+from ..dtypes import BY_CONTAINER, ElementType
 from .folder import BundleFolder
 from .hashes import file_state, linked_state
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from .dtypes import Number
+from ..dtypes import Number
 
 
 class Scaling(NamedTuple):

@@ -3,10 +3,10 @@
 import math
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
-from .document import Field, shorten
-from .dtypes import BFLOAT16, BY_NAME, CACHE_NAMES, INPUT_NAMES, Number, holds
+from ..document import Field, shorten
+from ..dtypes import BFLOAT16, BY_NAME, CACHE_NAMES, INPUT_NAMES, Number, holds
+from ..sums import axes_of, find_givers, size_span
 from .schema import MODES, STEPPED, BucketSpec, Dim, Extent, TensorSpec
-from .sums import axes_of, find_givers, size_span
 
 #: The sums of axes that the lower and the upper bound of an input follow.
 Reach = Tuple[Optional[str], Optional[str]]

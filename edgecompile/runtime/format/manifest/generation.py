@@ -7,9 +7,9 @@ every token that logits can name may be given back to the model.
 
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from ..document import Field, shorten
+from ..dtypes import BFLOAT16
 from .cache_rows import INT8, row_width
-from .document import Field, shorten
-from .dtypes import BFLOAT16
 from .schema import (
     CAUSAL_LM,
     MANIFEST_NAME,

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from .dtypes import Number
+from ..dtypes import Number
 
 _NONE: Mapping[str, int] = MappingProxyType({})
 

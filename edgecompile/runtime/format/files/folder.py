@@ -10,19 +10,19 @@ import os
 import stat
 from typing import TYPE_CHECKING, Callable, Optional, Tuple, Union
 
-from ..base.errors import BundleError, DamagedBundleError
-from ..base.limits import raise_limit
+from ...base.errors import BundleError, DamagedBundleError
+from ...base.limits import raise_limit
+from ..document import Problems, shorten
+from ..manifest.parse import MAX_MANIFEST_BYTES, parse_manifest
+from ..manifest.schema import MANIFEST_NAME, Manifest
+from ..trust.policy import find_policy
+from ..trust.release import MAX_RELEASE_BYTES, RELEASE_NAME, Release, parse_release
 from . import stamps
-from .document import Problems, shorten
 from .hashes import file_state, find_hash_damage
-from .manifest import MAX_MANIFEST_BYTES, parse_manifest
-from .schema import MANIFEST_NAME, Manifest
-from .trust.policy import find_policy
-from .trust.release import MAX_RELEASE_BYTES, RELEASE_NAME, Release, parse_release
 
 if TYPE_CHECKING:
-    from .output import Path
-    from .trust.check import Verified
+    from ..output import Path
+    from ..trust.check import Verified
 
 #: Least size in bytes of a file whose hash is worth a stamp: a smaller one takes under a millisecond.
 _LARGE = 1 << 20
@@ -87,7 +87,7 @@ class BundleFolder:
             policy = find_policy(trust) if listed is None else None
             signed = None
             if policy is not None:
-                from .trust.check import check_signatures  # most devices have no trust folder
+                from ..trust.check import check_signatures  # most devices have no trust folder
 
                 signed = check_signatures(self._fd, self.path, data, policy)
             self.manifest: Manifest = parse_manifest(data, os.path.join(self.path, MANIFEST_NAME))
@@ -279,7 +279,7 @@ class BundleFolder:
 
     def _find_unlisted(self, problems: Problems) -> None:
         """Notes what the folder holds beside the manifest and the listed files."""
-        from .trust.statement import SIGNATURES_NAME, is_signing_file
+        from ..trust.statement import SIGNATURES_NAME, is_signing_file
 
         names = sorted(self.manifest.files)
         folders = [""]

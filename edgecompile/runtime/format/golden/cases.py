@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Opti
 
 import numpy as np
 
-from ..base.errors import BundleError
-from .document import Problems, shorten
-from .dtypes import array_type
-from .schema import NOTHING, Manifest, TensorSpec
+from ...base.errors import BundleError
+from ..document import Problems, shorten
+from ..dtypes import array_type
+from ..manifest.schema import NOTHING, Manifest, TensorSpec
 from .ties import SPECS, Ties, ties_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The files of a bundle: opened, hashed and mapped."""

@@ -1,0 +1,1 @@
+"""Golden vectors, and the comparison of outputs with them."""

@@ -1,0 +1,1 @@
+"""The recipe from which a device builds a TensorRT engine."""
