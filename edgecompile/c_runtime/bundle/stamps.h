@@ -1,8 +1,8 @@
 // Stamps: files whose hash was compared since this machine's boot, so that the next process
 // needn't.
 //
-// They are those of edgecompile/runtime/format/files/stamps.py, whose text says which files have one and
-// why: each runtime finds those that the other one kept.
+// They are those of edgecompile/runtime/format/files/stamps.py, whose text says which files have
+// one and why: each runtime finds those that the other one kept.
 #pragma once
 
 #include <sys/stat.h>
