@@ -163,14 +163,20 @@ int64_t most_keys(const AttentionArgs& a) {
   return std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
 }
 
+// Scores of a part for a head's few queries, most_keys(a) apart, and memory to fetch for each key.
+struct Scored {
+  float* scores;
+  Ahead next;
+};
+
 // Queries [q0, q1) of one head over the keys [first_key, last_key). With `partial` these are a
 // block's at most, `head.out` gets sums that aren't divided, and `partial` what they are relative
-// to. `scored`, of few queries of a part: their scores, most_keys(a) apart. `Number` is what keys
-// and values are stored in.
+// to. With `scored` few queries have scores already. `Number` is what keys and values are stored
+// in.
 template <class Products, class Number>
 void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
                  int64_t q1, int64_t first_key, int64_t last_key, RowState* partial = nullptr,
-                 float* scored = nullptr) {
+                 const Scored* scored = nullptr) {
   const int64_t queries = q1 - q0;
   const int64_t all_keys = std::max<int64_t>(0, last_key - first_key);
   const int64_t most = most_keys(a);
@@ -192,7 +198,7 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
   float* const k_panels = scratch + state_floats;
   float* const v_copy = k_panels + k_floats;
   float* const bias_row = v_copy + v_floats;
-  float* const scores = scored != nullptr ? scored : bias_row + block;
+  float* const scores = scored != nullptr ? scored->scores : bias_row + block;
   const int64_t ld = scored != nullptr ? most : block;
   float* const rows_copy = bias_row + (kTileRows + 1) * block;
   widened.use(rows_copy + row_floats);
@@ -262,7 +268,8 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
           with_rows(rows, [&](auto n) {
             const auto weigh =
                 scored != nullptr ? weigh_values<n, true, Number> : weigh_values<n, false, Number>;
-            weigh(scores, ld, v, a.v_strides[2], keys, p * kPanel, columns, sums);
+            weigh(scores, ld, v, a.v_strides[2], keys, p * kPanel, columns, sums,
+                  scored != nullptr && p == 0 ? scored->next : Ahead{});
           });
         } else {
           Products::weigh(scores, ld, rows, v_copy + p * block * kPanel, keys, columns, rows_copy,
@@ -311,6 +318,7 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
   const auto score = score_of(a.stored);
   const bool few = a.len_q <= kFewQueries && a.dim % kL == 0;
   const bool beside = few && a.k_strides[1] <= a.k_strides[2];
+  const bool whole_rows = beside && a.k_strides[2] == a.heads_q * a.k_strides[1];
   const auto each = [&](int64_t n, const auto& task) {
     if (!alone) return parallel_for(n, task);
     for (int64_t i = 0; i < n; ++i) task(i);
@@ -325,16 +333,23 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
     each(a.batch * chunks * parts, [&](int64_t i) {
       const int64_t p = i % parts, b = i / parts / chunks, chunk = i / parts % chunks;
       const int64_t h0 = a.heads_q * chunk / chunks, h1 = a.heads_q * (chunk + 1) / chunks;
-      const int64_t k0 = (p0 + p) * part, from = std::max(k0, sight.begin(0));
+      const int64_t k0 = (p0 + p) * part, begin = std::max(k0, sight.begin(0));
       const int64_t to = std::min(k0 + part, sight.end(a.len_q - 1));
       const int64_t rows = few ? (h1 - h0) * a.len_q : 0;
       float* const scores = t_scores.get(rows * (part + kTurnFloats));
-      if (few) score(a, head_of(a, b, h0), h1 - h0, from, to, scores + rows * part, scores);
+      if (few) score(a, head_of(a, b, h0), h1 - h0, begin, to, scores + rows * part, scores);
+      // Memory would rest while values are multiplied: the next part's keys come nearer then.
+      const int64_t next = takes_from_back() ? p - 1 : p + 1;
+      const bool ahead = whole_rows && chunks == 1 && next >= 0 && next < parts;
+      const int64_t size = ahead ? a.k_strides[1] * stored_size(a.stored) : 0;
+      const auto* const keys = static_cast<const char*>(head_of(a, b, 0).k);
+      const char* const from = ahead ? keys + (p0 + next) * part * a.heads_q * size : nullptr;
       for (int64_t h = h0; h < h1; ++h) {
         Head head = head_of(a, b, h);
         head.out = partials.sums(b * a.heads_q + h, p);
-        run(one, head, sight, 0, a.len_q, from, to, partials.rows(b * a.heads_q + h, p),
-            few ? scores + (h - h0) * a.len_q * part : nullptr);
+        const Scored scored{scores + (h - h0) * a.len_q * part, {from + h * part * size, size}};
+        run(one, head, sight, 0, a.len_q, begin, to, partials.rows(b * a.heads_q + h, p),
+            few ? &scored : nullptr);
       }
     });
     each(heads, [&](int64_t h) {

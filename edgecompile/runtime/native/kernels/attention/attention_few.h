@@ -114,11 +114,17 @@ void dot_heads(const AttentionArgs& a, const float* q, const Number* k, const Nu
   }
 }
 
+// Memory that comes nearer meanwhile: `size` bytes for each key, one after the other.
+struct Ahead {
+  const char* from = nullptr;
+  int64_t size = 0;
+};
+
 // sums[kRows, panel] = weights · values of up to a panel's columns, from `column` on. kNear: they
 // are in a cache of the CPU.
 template <int kRows, bool kNear, class Number>
 void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t stride, int64_t keys,
-                  int64_t column, int64_t columns, float* sums) {
+                  int64_t column, int64_t columns, float* sums, Ahead next = {}) {
   // Vectors of columns whose sums, with the values and a weight, stay in 16 registers.
   constexpr int kL = kFloatLanes, kParts = kPanel / kL;
   constexpr int kAtOnce = std::min(kParts, kRows == 1 ? 8 : kRows == 4 ? 2 : 4);
@@ -135,7 +141,11 @@ void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t str
     };
     if (columns >= kAtOnce * kL) {
       for (int64_t j = 0; j < keys; ++j) {
-        if constexpr (!kNear) {
+        if constexpr (kNear) {
+          for (int64_t i = 0; i < next.size; i += 64) {
+            __builtin_prefetch(next.from + j * next.size + i, 0, 2);
+          }
+        } else {
           fetch_ahead<16>(v + j * stride + elements_of<Number>(column), stride, keys - 1 - j,
                           kAtOnce * kL);
         }
@@ -149,6 +159,7 @@ void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t str
         });
       }
     }
+    next.size = 0;
     for (int r = 0; r < kRows; ++r) {
       for (int i = 0; i < kAtOnce; ++i) store(sums + r * kPanel + (p + i) * kL, sum[r][i]);
     }
