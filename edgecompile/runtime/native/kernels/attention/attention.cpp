@@ -36,7 +36,7 @@ constexpr int64_t kMostCompared = int64_t{1} << 20;
 // Multiply-adds below which fork and join cost more than they save.
 constexpr int64_t kSerialWork = 100'000;
 
-thread_local Scratch t_scratch, t_parts;
+thread_local Scratch t_scratch, t_parts, t_scores;
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -163,12 +163,20 @@ int64_t most_keys(const AttentionArgs& a) {
   return std::max(kPanel, kBlockFloats / widest / kPanel * kPanel);
 }
 
+// Scores of a part for a head's few queries, most_keys(a) apart, and memory to fetch for each key.
+struct Scored {
+  float* scores;
+  Ahead next;
+};
+
 // Queries [q0, q1) of one head over the keys [first_key, last_key). With `partial` these are a
 // block's at most, `head.out` gets sums that aren't divided, and `partial` what they are relative
-// to. `Number` is what keys and values are stored in.
+// to. With `scored` few queries have scores already. `Number` is what keys and values are stored
+// in.
 template <class Products, class Number>
 void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, int64_t q0,
-                 int64_t q1, int64_t first_key, int64_t last_key, RowState* partial = nullptr) {
+                 int64_t q1, int64_t first_key, int64_t last_key, RowState* partial = nullptr,
+                 const Scored* scored = nullptr) {
   const int64_t queries = q1 - q0;
   const int64_t all_keys = std::max<int64_t>(0, last_key - first_key);
   const int64_t most = most_keys(a);
@@ -189,9 +197,10 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
   RowState* const state = reinterpret_cast<RowState*>(scratch);
   float* const k_panels = scratch + state_floats;
   float* const v_copy = k_panels + k_floats;
-  float* const scores = v_copy + v_floats;
-  float* const bias_row = scores + kTileRows * block;
-  float* const rows_copy = bias_row + block;
+  float* const bias_row = v_copy + v_floats;
+  float* const scores = scored != nullptr ? scored->scores : bias_row + block;
+  const int64_t ld = scored != nullptr ? most : block;
+  float* const rows_copy = bias_row + (kTileRows + 1) * block;
   widened.use(rows_copy + row_floats);
   std::fill_n(state, queries, RowState{kMinusInfinity, 0.0f, 0.0f});
   const bool masked = head.bool_mask != nullptr || head.float_mask != nullptr;
@@ -226,9 +235,11 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
       // The last of these rows sees this many keys of the block.
       const int64_t keys = std::clamp<int64_t>(sight.end(q0 + r0 + rows - 1) - k0, 0, block_keys);
       if (few) {
-        with_rows(rows, [&](auto n) { dot_scores<n>(a, q, k, keys, scores, block); });
+        if (scored == nullptr) {
+          with_rows(rows, [&](auto n) { dot_scores<n>(a, q, k, keys, scores, ld); });
+        }
       } else {
-        Products::score(a, q, rows, k_panels, keys, rows_copy, scores, block);
+        Products::score(a, q, rows, k_panels, keys, rows_copy, scores, ld);
       }
       // Each step runs for all rows: one row is reduced while the next is read.
       float tops[kTileRows];
@@ -241,26 +252,28 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
           read_mask(a, head, query, k0, seen, bias_row);
           std::fill_n(bias_row + seen, round_up(seen, kL) - seen, 0.0f);
         }
-        float* const s = scores + r * block;
+        float* const s = scores + r * ld;
         if (a.softcap > 0) cap_scores(s, seen, a.softcap);
         std::fill_n(s, unseen, kMinusInfinity);
         padded[r] = round_up(seen, Products::kPadded);
         tops[r] = mask_scores(s, seen, padded[r], biased ? bias_row : nullptr, state[r0 + r].top);
       }
       for (int64_t r = 0; r < rows; ++r) {
-        Products::weigh_row(scores + r * block, padded[r], keys, tops[r], state[r0 + r], r,
-                            rows_copy);
+        Products::weigh_row(scores + r * ld, padded[r], keys, tops[r], state[r0 + r], r, rows_copy);
       }
       for (int64_t p = 0; p < v_panels; ++p) {
         alignas(64) float sums[kTileRows * kPanel];
         const int64_t columns = std::min(kPanel, a.dim_v - p * kPanel);
         if (few) {
           with_rows(rows, [&](auto n) {
-            weigh_values<n>(scores, block, v, a.v_strides[2], keys, p * kPanel, columns, sums);
+            const auto weigh =
+                scored != nullptr ? weigh_values<n, true, Number> : weigh_values<n, false, Number>;
+            weigh(scores, ld, v, a.v_strides[2], keys, p * kPanel, columns, sums,
+                  scored != nullptr && p == 0 ? scored->next : Ahead{});
           });
         } else {
-          Products::weigh(scores, block, rows, v_copy + p * block * kPanel, keys, columns,
-                          rows_copy, sums);
+          Products::weigh(scores, ld, rows, v_copy + p * block * kPanel, keys, columns, rows_copy,
+                          sums);
         }
         merge_panel(sums, rows, columns, first, state + r0, last,
                     head.out + (q0 + r0) * a.out_strides[2] + p * kPanel, a.out_strides[2]);
@@ -268,6 +281,22 @@ void run_queries(const AttentionArgs& a, const Head& head, const Sight& sight, i
     }
   }
   if (partial != nullptr) std::copy_n(state, queries, partial);
+}
+
+// Scores of a part's keys [first, end) for all queries, at most kFewQueries, of `heads` heads.
+template <class Number>
+void score_part(const AttentionArgs& a, const Head& head, int64_t heads, int64_t first, int64_t end,
+                float* partials, float* scores) {
+  const auto* const k = static_cast<const Number*>(head.k) + first * a.k_strides[2];
+  const auto* const v = static_cast<const Number*>(head.v) + first * a.v_strides[2];
+  with_rows(a.len_q, [&](auto n) {
+    dot_heads<n>(a, head.q, k, v, heads, end - first, partials, scores, most_keys(a));
+  });
+}
+
+auto score_of(CacheType type) {
+  if (type == CacheType::kInt8) return score_part<RowByte>;
+  return type == CacheType::kHalves ? score_part<uint16_t> : score_part<float>;
 }
 
 auto run_of(CacheType type) {
@@ -286,18 +315,42 @@ void run_parts(const AttentionArgs& a, const Sight& sight, int64_t part, int64_t
   AttentionArgs one = a;
   one.out_strides[2] = partials.ld();
   const auto run = run_of(a.stored);
+  const auto score = score_of(a.stored);
+  const bool few = a.len_q <= kFewQueries && a.dim % kL == 0;
+  const bool beside = few && a.k_strides[1] <= a.k_strides[2];
+  const bool whole_rows = beside && a.k_strides[2] == a.heads_q * a.k_strides[1];
   const auto each = [&](int64_t n, const auto& task) {
     if (!alone) return parallel_for(n, task);
     for (int64_t i = 0; i < n; ++i) task(i);
   };
   for (int64_t p0 = first; p0 < end; p0 += at_once) {
     const int64_t parts = std::min(at_once, end - p0);
-    each(heads * parts, [&](int64_t i) {
-      const int64_t h = i / parts, p = i % parts, k0 = (p0 + p) * part;
-      Head head = head_of(a, h / a.heads_q, h % a.heads_q);
-      head.out = partials.sums(h, p);
-      run(one, head, sight, 0, a.len_q, std::max(k0, sight.begin(0)),
-          std::min(k0 + part, sight.end(a.len_q - 1)), partials.rows(h, p));
+    // Where heads lie side by side in a cache's rows, memory is read fastest in that order. So a
+    // task takes all heads, or fewer if there are more threads than parts.
+    const int64_t units = a.batch * parts, threads = alone ? 1 : num_threads();
+    const int64_t tasks = (threads + units - 1) / units;
+    const int64_t chunks = beside ? std::min(tasks, a.heads_q) : a.heads_q;
+    each(a.batch * chunks * parts, [&](int64_t i) {
+      const int64_t p = i % parts, b = i / parts / chunks, chunk = i / parts % chunks;
+      const int64_t h0 = a.heads_q * chunk / chunks, h1 = a.heads_q * (chunk + 1) / chunks;
+      const int64_t k0 = (p0 + p) * part, begin = std::max(k0, sight.begin(0));
+      const int64_t to = std::min(k0 + part, sight.end(a.len_q - 1));
+      const int64_t rows = few ? (h1 - h0) * a.len_q : 0;
+      float* const scores = t_scores.get(rows * (part + kTurnFloats));
+      if (few) score(a, head_of(a, b, h0), h1 - h0, begin, to, scores + rows * part, scores);
+      // Memory would rest while values are multiplied: the next part's keys come nearer then.
+      const int64_t next = takes_from_back() ? p - 1 : p + 1;
+      const bool ahead = whole_rows && chunks == 1 && next >= 0 && next < parts;
+      const int64_t size = ahead ? a.k_strides[1] * stored_size(a.stored) : 0;
+      const auto* const keys = static_cast<const char*>(head_of(a, b, 0).k);
+      const char* const from = ahead ? keys + (p0 + next) * part * a.heads_q * size : nullptr;
+      for (int64_t h = h0; h < h1; ++h) {
+        Head head = head_of(a, b, h);
+        head.out = partials.sums(b * a.heads_q + h, p);
+        const Scored scored{scores + (h - h0) * a.len_q * part, {from + h * part * size, size}};
+        run(one, head, sight, 0, a.len_q, begin, to, partials.rows(b * a.heads_q + h, p),
+            few ? &scored : nullptr);
+      }
     });
     each(heads, [&](int64_t h) {
       partials.merge(h, parts, p0 == first, p0 + parts == end,
@@ -368,7 +421,7 @@ void attention(const AttentionArgs& given) {
     const int64_t head = i / chunks, chunk = i % chunks;
     const int64_t q0 = a.len_q * chunk / chunks, q1 = a.len_q * (chunk + 1) / chunks;
     run(a, head_of(a, head / a.heads_q, head % a.heads_q), sight, q0, q1, sight.begin(q0),
-        sight.end(q1 - 1), nullptr);
+        sight.end(q1 - 1), nullptr, nullptr);
   };
   if (alone) {
     for (int64_t i = 0; i < heads * chunks; ++i) task(i);

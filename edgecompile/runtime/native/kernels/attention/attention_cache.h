@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "kernels/attention/attention.h"
 #include "kernels/attention/cache_rows.h"
 #include "kernels/gemm/gemm.h"
@@ -16,7 +20,15 @@ namespace ec {
 
 using vbf16 = Vector<uint16_t, kFloatLanes>;
 
-EC_INLINE vf32 widen(vbf16 x) { return bits_as<vf32>(convert<vu32>(x) << 16); }
+EC_INLINE vf32 widen(vbf16 x) {
+#if defined(__AVX512F__)  // GCC 12 converts the halves and joins them
+  return (vf32)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#elif defined(__AVX2__)
+  return (vf32)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16);
+#else
+  return bits_as<vf32>(convert<vu32>(x) << 16);
+#endif
+}
 
 // The elements that store n numbers.
 template <class Number>

@@ -42,10 +42,89 @@ void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t
   }
 }
 
-// sums[kRows, panel] = weights · values of up to a panel's columns, from `column` on.
+// Within each four lanes, those of a and b take turns: the two lower ones, or with kUpper the two
+// upper ones. kWide: two lanes of a come before two of b.
+template <bool kUpper, bool kWide>
+EC_INLINE vf32 interleave_lanes(vf32 a, vf32 b) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    constexpr int kUp = kUpper ? 2 : 0;
+    return __builtin_shuffle(a, b,
+                             vi32{(kWide ? i / 4 * 4 + kUp + i % 2 + i / 2 % 2 * kFloatLanes
+                                         : i / 4 * 4 + kUp + i / 2 % 2 + i % 2 * kFloatLanes)...});
+  }(std::make_integer_sequence<int, kFloatLanes>{});
+}
+
+// The sums of every fourth lane.
+template <class V>
+EC_INLINE Vector<float, 4> add_to_four(V x) {
+  if constexpr (kLanes<V> == 4) {
+    return x;
+  } else {
+    const Halves<V> h = split(x);
+    return add_to_four(h.low + h.high);
+  }
+}
+
+// The sum of each of four vectors, all by the same steps.
+EC_INLINE Vector<float, 4> add_four(const vf32 (&x)[4]) {
+  const vf32 ab =
+      interleave_lanes<false, false>(x[0], x[1]) + interleave_lanes<true, false>(x[0], x[1]);
+  const vf32 cd =
+      interleave_lanes<false, false>(x[2], x[3]) + interleave_lanes<true, false>(x[2], x[3]);
+  const vf32 all = interleave_lanes<false, true>(ab, cd) + interleave_lanes<true, true>(ab, cd);
+  return add_to_four(all);
+}
+
+// Keys whose products are added up together, and the floats of them for a query.
+constexpr int64_t kTurn = 4, kTurnFloats = kTurn * kFloatLanes;
+
+// q·kᵀ·scale of kRows queries of each head. Keys are read in the order of memory, all heads of a
+// row after each other, and values are fetched meanwhile. `dim` has whole vectors. `partials`:
+// kTurnFloats for each query.
 template <int kRows, class Number>
+void dot_heads(const AttentionArgs& a, const float* q, const Number* k, const Number* v,
+               int64_t heads, int64_t keys, float* partials, float* scores, int64_t ld) {
+  constexpr int kL = kFloatLanes;
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(Number));
+  const int64_t dim = a.dim, ld_q = a.q_strides[2], next_q = a.q_strides[1];
+  const int64_t next_k = a.k_strides[1], next_v = a.v_strides[1];
+  const int64_t value_size = elements_of<Number>(a.dim_v);
+  std::fill_n(partials, heads * kRows * kTurnFloats, 0.0f);
+  for (int64_t j = 0; j < keys; ++j) {
+    const float* queries = q;
+    const Number *key = k + j * a.k_strides[2], *value = v + j * a.v_strides[2];
+    float* to = partials + j % kTurn * kL;
+    for (int64_t h = 0; h < heads; ++h, queries += next_q, key += next_k, value += next_v) {
+      // Into the second cache: the first is too small for all values of a part.
+      for (int64_t i = 0; i < value_size; i += kLine) __builtin_prefetch(value + i, 0, 2);
+      vf32 sum[kRows] = {};
+#pragma GCC unroll 4
+      for (int64_t d = 0; d < dim; d += kL) {
+        const vf32 x = load_floats(key, d);
+        for (int r = 0; r < kRows; ++r) sum[r] = fma(load(queries + r * ld_q + d), x, sum[r]);
+      }
+      for (int r = 0; r < kRows; ++r, to += kTurnFloats) store(to, sum[r]);
+    }
+    if (j % kTurn != kTurn - 1 && j != keys - 1) continue;
+    for (int64_t r = 0; r < heads * kRows; ++r) {
+      vf32 sums[kTurn];
+      for (int i = 0; i < kTurn; ++i) sums[i] = load(partials + r * kTurnFloats + i * kL);
+      store(scores + r * ld + j / kTurn * kTurn, add_four(sums) * a.scale);
+    }
+  }
+}
+
+// Memory that comes nearer meanwhile: `size` bytes for each key, one after the other.
+struct Ahead {
+  const char* from = nullptr;
+  int64_t size = 0;
+};
+
+// sums[kRows, panel] = weights · values of up to a panel's columns, from `column` on. kNear: they
+// are in a cache of the CPU.
+template <int kRows, bool kNear, class Number>
 void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t stride, int64_t keys,
-                  int64_t column, int64_t columns, float* sums) {
+                  int64_t column, int64_t columns, float* sums, Ahead next = {}) {
   // Vectors of columns whose sums, with the values and a weight, stay in 16 registers.
   constexpr int kL = kFloatLanes, kParts = kPanel / kL;
   constexpr int kAtOnce = std::min(kParts, kRows == 1 ? 8 : kRows == 4 ? 2 : 4);
@@ -62,8 +141,14 @@ void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t str
     };
     if (columns >= kAtOnce * kL) {
       for (int64_t j = 0; j < keys; ++j) {
-        fetch_ahead<16>(v + j * stride + elements_of<Number>(column), stride, keys - 1 - j,
-                        kAtOnce * kL);
+        if constexpr (kNear) {
+          for (int64_t i = 0; i < next.size; i += 64) {
+            __builtin_prefetch(next.from + j * next.size + i, 0, 2);
+          }
+        } else {
+          fetch_ahead<16>(v + j * stride + elements_of<Number>(column), stride, keys - 1 - j,
+                          kAtOnce * kL);
+        }
         add(j, [](const Number* x, int64_t c, int64_t)
                    __attribute__((always_inline)) { return load_floats(x, c); });
       }
@@ -74,6 +159,7 @@ void weigh_values(const float* weights, int64_t ld, const Number* v, int64_t str
         });
       }
     }
+    next.size = 0;
     for (int r = 0; r < kRows; ++r) {
       for (int i = 0; i < kAtOnce; ++i) store(sums + r * kPanel + (p + i) * kL, sum[r][i]);
     }
