@@ -161,17 +161,20 @@ class Draft:
         self._count = self._prompt + len(tokens)
 
     def find(self, most: int) -> List[int]:
-        """Up to ``most`` tokens that followed the last two, and if possible the last three, where these stood before."""
+        """Up to ``most`` tokens that followed where the last three stood before; else the last two, else the last."""
         ids, count = self._ids, self._count
-        if count < 3 or most < 1:
+        if count < 2 or most < 1:
             return []
-        places = np.flatnonzero(
-            (ids[: count - 2] == ids[count - 2]) & (ids[1 : count - 1] == ids[count - 1])
-        )
+        places = np.flatnonzero(ids[: count - 1] == ids[count - 1])
+        for back in (2, 3):
+            longer = places[places >= back - 1] if count >= back else places[:0]
+            longer = longer[ids[longer - (back - 1)] == ids[count - back]]
+            if not longer.size:
+                break
+            places = longer
         if not places.size:
             return []
-        longer = places[(places > 0) & (ids[places - 1] == ids[count - 3])]
-        begin = int((longer if longer.size else places)[-1]) + 2
+        begin = int(places[-1]) + 1
         # Behind the end of the text it goes on as it did from there.
         tokens: List[int] = ids[begin + np.arange(most) % (count - begin)].tolist()
         return tokens

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cache.h"
@@ -14,31 +15,122 @@ namespace ec {
 // Queries below which transposing the keys costs more than dot products with each of them.
 constexpr int kFewQueries = 4;
 
-// q·kᵀ·scale of kRows queries, by dot products.
+// Sums over the lanes of several vectors at a time, which take a third of the instructions of a
+// reduce_add for each, in its order: so they are the same to the last bit.
+//
+// Each vector holds sums of kOf lanes. Of those of x and y the lower halves are added to the upper
+// ones; the shuffles of 4 lanes and fewer stay within 128 bits.
+template <int kOf>
+EC_INLINE vf32 fold_lanes(vf32 x, vf32 y) {
+  constexpr auto from = [](int i, bool upper) {
+    constexpr int kHalf = kOf / 2, kUnit = kOf > 4 ? kFloatLanes : 4;
+    const int unit = i / kUnit * kUnit, place = i - unit;
+    const int sum = place / kHalf % (kUnit / kOf);
+    return unit + sum * kOf + place % kHalf + (upper ? kHalf : 0) +
+           (place < kUnit / 2 ? 0 : kFloatLanes);
+  };
+  return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    return __builtin_shuffle(x, y, vi32{from(i, false)...}) +
+           __builtin_shuffle(x, y, vi32{from(i, true)...});
+  }(std::make_integer_sequence<int, kFloatLanes>{});
+}
+
+// Keys whose sums of four lanes fill a vector.
+constexpr int kQuarter = kFloatLanes / 4;
+
+EC_INLINE vf32 fold_to_quarters(const vf32 (&x)[kQuarter]) {
+  if constexpr (kQuarter == 1) return x[0];
+  if constexpr (kQuarter == 2) return fold_lanes<8>(x[0], x[1]);
+  if constexpr (kQuarter == 4) {
+    return fold_lanes<8>(fold_lanes<16>(x[0], x[1]), fold_lanes<16>(x[2], x[3]));
+  }
+}
+
+// The sums of kFloatLanes keys in their order.
+EC_INLINE vf32 fold_quarters(vf32 x0, vf32 x1, vf32 x2, vf32 x3) {
+  const vf32 sums = fold_lanes<2>(fold_lanes<4>(x0, x1), fold_lanes<4>(x2, x3));
+  return [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    return __builtin_shuffle(sums, vi32{(i % kQuarter * 4 + i / kQuarter)...});
+  }(std::make_integer_sequence<int, kFloatLanes>{});
+}
+
+// q·kᵀ of kRows queries with the keys at `k`, four lanes of each: sums that stay in registers.
+template <int kRows, class Number>
+EC_INLINE void dot_quarter(const AttentionArgs& a, const float* q,
+                           const Number* const (&k)[kQuarter], vf32* quarters) {
+  constexpr int kL = kFloatLanes;
+  vf32 sum0[kRows][kQuarter], sum1[kRows][kQuarter];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int x = 0; x < kQuarter; ++x) sum0[r][x] = sum1[r][x] = vf32{};
+  }
+  int64_t d = 0;
+  for (; d + 2 * kL <= a.dim; d += 2 * kL) {
+    vf32 q0[kRows], q1[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      q0[r] = load(q + r * a.q_strides[2] + d);
+      q1[r] = load(q + r * a.q_strides[2] + d + kL);
+    }
+#pragma GCC unroll 4
+    for (int x = 0; x < kQuarter; ++x) {
+      const vf32 k0 = load_floats(k[x], d), k1 = load_floats(k[x], d + kL);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sum0[r][x] = fma(q0[r], k0, sum0[r][x]);
+        sum1[r][x] = fma(q1[r], k1, sum1[r][x]);
+      }
+    }
+  }
+  for (; d < a.dim; d += kL) {
+#pragma GCC unroll 4
+    for (int x = 0; x < kQuarter; ++x) {
+      const vf32 rest = load_floats(k[x], d, a.dim - d);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const vf32 query = load_partial(q + r * a.q_strides[2] + d, a.dim - d);
+        sum0[r][x] = fma(query, rest, sum0[r][x]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int x = 0; x < kQuarter; ++x) sum0[r][x] += sum1[r][x];
+    quarters[r] = fold_to_quarters(sum0[r]);
+  }
+}
+
+// q·kᵀ·scale of kRows queries, by dot products; whole vectors, what lies behind `keys` of any
+// value.
 template <int kRows, class Number>
 void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t keys,
                 float* scores, int64_t ld) {
-  constexpr int kL = kFloatLanes;
-  for (int64_t j = 0; j < keys; ++j, k += a.k_strides[2]) {
-    fetch_ahead<16>(k, a.k_strides[2], keys - 1 - j, elements_of<Number>(a.dim));
-    vf32 sum0[kRows] = {}, sum1[kRows] = {};
-    int64_t d = 0;
-    for (; d + 2 * kL <= a.dim; d += 2 * kL) {
-      const vf32 k0 = load_floats(k, d), k1 = load_floats(k, d + kL);
-      for (int r = 0; r < kRows; ++r) {
-        const float* const query = q + r * a.q_strides[2] + d;
-        sum0[r] = fma(load(query), k0, sum0[r]);
-        sum1[r] = fma(load(query + kL), k1, sum1[r]);
+  // Rows whose sums stay in registers.
+  constexpr int kAtOnce = kRows == 4 && kQuarter > 1 ? 2 : kRows;
+  for (int64_t j = 0; j < keys; j += kFloatLanes) {
+    vf32 quarters[4][kRows];
+#pragma GCC unroll 4
+    for (int part = 0; part < 4; ++part) {
+      const Number* at[kQuarter];
+#pragma GCC unroll 4
+      for (int x = 0; x < kQuarter; ++x) {
+        const int64_t key = std::min(j + part * kQuarter + x, keys - 1);
+        at[x] = k + key * a.k_strides[2];
+        fetch_ahead<16>(at[x], a.k_strides[2], keys - 1 - key, elements_of<Number>(a.dim));
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; r += kAtOnce) {
+        dot_quarter<kAtOnce>(a, q + r * a.q_strides[2], at, quarters[part] + r);
       }
     }
-    for (; d < a.dim; d += kL) {
-      const vf32 rest = load_floats(k, d, a.dim - d);
-      for (int r = 0; r < kRows; ++r) {
-        const float* const query = q + r * a.q_strides[2] + d;
-        sum0[r] = fma(load_partial(query, a.dim - d), rest, sum0[r]);
-      }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const vf32 sums =
+          fold_quarters(quarters[0][r], quarters[1][r], quarters[2][r], quarters[3][r]);
+      store(scores + r * ld + j, sums * a.scale);
     }
-    for (int r = 0; r < kRows; ++r) scores[r * ld + j] = reduce_add(sum0[r] + sum1[r]) * a.scale;
   }
 }
 
