@@ -30,7 +30,8 @@ LONG = frozenset(
         *("test_speech.py", "test_voice.py", "test_lookup_bundles.py", "test_triton_build.py"),
         *("test_quality.py", "test_mixture.py", "test_reproducible.py", "test_emulated.py"),
         *("test_baselines.py", "test_generation_build.py", "test_pipeline.py", "test_detectors.py"),
-        *("test_build_families.py", "test_earlier_formats.py"),
+        *("test_build_families.py", "test_earlier_formats.py", "test_policy_build.py"),
+        *("test_tutorial.py", "test_wheels.py", "test_cluster.py", "test_ray.py"),
     }
 )
 

@@ -26,6 +26,7 @@ def test_episodes_are_those_of_lerobot(policy: str, tmp_path: Path) -> None:
         ROOT / "tests" / "with_lerobot.py",
         ROOT / "examples" / "robot_policy" / "run.py",
         *("--policy", policy, "--output", bundle, "--steps", "200", "--robots", "3"),
+        *("--target", "cpu-x86-64-v3"),
     ]
     done = subprocess.run(
         example,
