@@ -151,9 +151,8 @@ def spread_warnings(costs: CostGrid) -> tuple[str, ...]:
     # What this machine measured is kept, and would be taken from there.
     again = "Measure again" if costs.kind == "measured" else "Repeat it"
     return (
-        f"Measurements spread: at length {length} ({mode}) the quartiles are {format_share(share)} "
-        f"of the median {format_ms(ms)} ms apart{others if len(spreads) > 1 else ''}. {again} on "
-        "an idle machine.",
+        f"Measurements spread: at length {length} ({mode}) the distance of the quartiles is {format_share(share)} "
+        f"of the median, {format_ms(ms)} ms{others if len(spreads) > 1 else ''}. {again} on an idle machine.",
     )
 
 

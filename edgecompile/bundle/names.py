@@ -18,7 +18,8 @@ def bundle_name(model: object) -> str:
     if path and factory:
         name = factory.rpartition(".")[2]
     else:
-        name = Path(model).expanduser().resolve().name.removesuffix(".pt2")
+        file = Path(model).expanduser().resolve()
+        name = file.stem if file.suffix in (".pt2", ".onnx", ".gguf") else file.name
     return manifest_name(name)
 
 

@@ -138,7 +138,9 @@ def _kernels(explanation: Explanation) -> Table:
     ]
     bad = [i for i, use in enumerate(kernels) if use.kind == "missing"]
     generated = explanation.program.generated
-    caption = "" if generated is None else f"beside {generated} kernels that Inductor generates"
+    caption = (
+        "" if generated is None else f"kernels that Inductor generates beside these: {generated}"
+    )
     columns = ("kernel", "", "modules", "lines", "calls", "FLOPs")
     return _table("Kernels", columns, rows, words=4, bad=bad, caption=caption)
 

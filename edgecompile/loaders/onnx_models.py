@@ -21,7 +21,7 @@ from edgecompile.loaders.input_specs import read_sum
 from edgecompile.models.loaded import LoadedModel, ModelSource
 from edgecompile.models.modules import NamedModule, describe_error
 from edgecompile.models.options import LoadOptions
-from edgecompile.models.specs import BATCH
+from edgecompile.models.specs import BATCH, batch_problem
 from edgecompile.onnx_import.graph import Value
 from edgecompile.onnx_import.importer import Imported, import_onnx, plain_names
 from edgecompile.onnx_import.operators.attention import numbers_for_nan
@@ -57,6 +57,7 @@ def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
         # A state keeps its sizes, and a stream has one batch.
         shapes = {n: [1 if size == BATCH else size for size in s] for n, s in shapes.items()}
     known = _Inputs(imported, names, shapes, _bounds(imported, names, shapes))
+    _check_batch(path, shapes, options)
     inputs, sizes, free, bounds = _example(path, known)
     known = replace(known, bounds=bounds)
     _compare(path, known, sizes, free, notes)
@@ -87,6 +88,18 @@ def load_onnx(path: Path, options: LoadOptions) -> LoadedModel:
 
 def _with_notes(loaded: LoadedModel, notes: Sequence[str]) -> LoadedModel:
     return replace(loaded, notes=(*notes, *loaded.notes))
+
+
+def _check_batch(
+    path: Path, shapes: Mapping[str, Sequence[int | str]], options: LoadOptions
+) -> None:
+    problem = batch_problem({str(size) for s in shapes.values() for size in s}, options.batch)
+    if problem is not None:
+        name = next(iter(options.input_shape), None)
+        cure = f"export the file with '{BATCH}' as the name of the first dimension of its inputs"
+        if name is not None:
+            cure = f"`input_shape` gives {name} no dimension '{BATCH}'; where the file fixes it, {cure}"
+        raise ModelError(f"'{path}': {problem}", hint=cure)
 
 
 def _name_axes(

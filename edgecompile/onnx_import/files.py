@@ -56,7 +56,9 @@ def read_graph(path: Path, *, plain: bool = False) -> Graph:
     except OSError as error:
         raise ModelError(f"'{path}' can't be read: {error.strerror or error}") from error
     except Exception as error:  # protobuf's error has another class in every version
-        raise ModelError(f"'{path}' is no ONNX file, or only a part of one") from error
+        raise ModelError(
+            f"'{path}' is no ONNX file, or only a part of one", hint="copy or export it again"
+        ) from error
     return _Reader(path, plain).read(model)
 
 

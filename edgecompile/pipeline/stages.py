@@ -54,8 +54,9 @@ def with_prefix(model: LoadedModel, prefix: Path | None) -> LoadedModel:
     made = model.generation
     if made is None or made.encoder is not None or model.tokenizer is None:
         raise ModelError(
-            f"{model.name} takes no `prefix`: that is for language models without an encoder, in a folder "
-            "with a tokenizer.json"
+            f"{model.name} takes no `prefix`: that is for language models without an encoder"
+            if made is None or made.encoder is not None
+            else f"{model.name} has no tokenizer.json, which `prefix` is read with"
         )
     tokens, room = read_prefix(prefix, model.tokenizer), made.spec.max_context
     if len(tokens) + 2 > room:

@@ -145,10 +145,9 @@ def longest_served(
         shortest = request.traffic.min
         if (shortest, longest) != (limit, limit):
             raise LengthsError(
-                f"{name} takes inputs of one size only, {limit}, but the "
-                f"lengths given are {shortest} to {longest}",
-                hint="leave them out: there is nothing to plan; or name the dimension that varies "
-                'in the model\'s axes: "axes": {"x": {1: "length"}}',
+                f"{name} takes inputs of one size only, but the lengths given are {shortest} to {longest}",
+                hint="leave them out: there is nothing to plan; or let a dimension vary: `image_size` of a "
+                'folder takes a range of heights, a factory has axes ("axes": {"x": {1: "length"}})',
             )
     if max_length is not None:
         if limit is not None and max_length > limit:

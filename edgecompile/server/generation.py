@@ -201,7 +201,7 @@ class Generator:
             prompts = self.prompts()
             session = self._conversations.take(prompt)
             if self._worth is not None:
-                session.worth.right = self._worth.right  # what the text before it learned
+                session.worth.right = list(self._worth.right)  # what the text before it learned
             self._worth = session.worth
             stream = await self._begin_stream(session, prompt, generation, options)
             # Special tokens that are part of calls are read, and no others.

@@ -123,7 +123,7 @@ def test_two_bundles_speak_as_transformers_does(
     monkeypatch.setenv("VOICE", str(folder))
     monkeypatch.setenv("SPEAKER", "2")
     bundles = {}
-    for part, longest in (("text", 30), ("sound", 200)):
+    for part, longest in (("text", 30), ("sound", 400)):
         plan = PlanRequest(
             LengthDistribution.from_samples([9]),
             plan=exact_plan(longest),

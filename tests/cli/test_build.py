@@ -30,6 +30,8 @@ SMALL = f"{tiny_models.__file__}:masked_mlp"
         ("net.py:make_model", "make_model"),
         ("package.module:factory", "factory"),
         ("saved/encoder.pt2", "encoder"),
+        ("vad.v5.onnx", "vad.v5"),
+        ("smol.Q4_0.gguf", "smol.Q4_0"),
         ("/models/my model (v2)", "my-model-v2"),
         ("/", "model"),
     ],

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edgecompile.cli import DEVICE_COMMANDS
+from edgecompile.runtime.commands.run import _describe, format_run
 from tests.cli.command import python, run
 from tests.hostile.toy import build_libraries, find_compiler, make_toy_bundle
 
@@ -58,6 +59,14 @@ def test_run_reads_a_file_and_writes_another(toy: Path, tmp_path: Path, form: st
     assert done.stdout.endswith(f"wrote {result}\n")
     with np.load(result) as written:
         np.testing.assert_array_equal(written["states"], np.float32(told["states"]["values"]))
+
+
+def test_run_counts_what_is_not_finite() -> None:
+    entry = _describe(np.array([1, np.nan, np.inf], np.float32), values=True)
+    assert (entry["values"], entry["not_finite"]) == ([1.0, None, None], 2)
+    assert format_run({"outputs": {"y": entry}, "output": None}) == [
+        "y: float32[3]  1 ? ?  (2 of 3 are NaN or infinite)"
+    ]
 
 
 def test_run_takes_one_array_where_the_others_have_defaults(tmp_path: Path) -> None:
@@ -118,10 +127,10 @@ HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000000,), }
         ("x.npz", b"", "x.npz"),
         ("x.npz", b"PK\3\4", "x.npz"),
         ("x.npy", zipped(np.ones(3)), "the model needs input_ids, attention_mask"),
-        ("x.npy", zipped(np.array([{}], object)), "allow_pickle"),
+        ("x.npy", zipped(np.array([{}], object)), "x.npy: holds objects, not numbers"),
         ("x.json", b"[1]", "isn't an object of inputs"),
         ("x.json", b"{", "x.json"),
-        ("x.json", b'{"input_ids": [[1], [1, 2]]}', "x.json"),
+        ("x.json", b'{"input_ids": [[1], [1, 2]]}', "input_ids: rows of unequal lengths"),
         ("x.json", b'{"input_ids": [[1]]}', "attention_mask"),
         ("x.json", b'{"input_ids": [["a"]], "attention_mask": [[1]]}', "input_ids"),
         ("x.npz", damaged(), "x.npz: Error -3 while decompressing"),

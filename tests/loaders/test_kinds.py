@@ -241,10 +241,8 @@ def test_a_model_without_axes_is_told_how_to_name_them(folder: Path) -> None:
     request = PlanRequest(LengthDistribution.from_samples([3, 4]))
     with pytest.raises(LengthsError, match="takes inputs of one size only") as failure:
         plan_scope(load_model("net.py:bare"), request)
-    assert (
-        'name the dimension that varies in the model\'s axes: "axes": {"x": {1: "length"}}'
-        in str(failure.value.hint)
-    )
+    assert '"axes": {"x": {1: "length"}}' in str(failure.value.hint)
+    assert "`image_size` of a folder takes a range" in str(failure.value.hint)
 
 
 def test_missing_lengths_are_told_once_the_model_is_known(folder: Path) -> None:

@@ -291,6 +291,20 @@ def test_says_that_nothing_was_compared(tmp_path: Path, monkeypatch: pytest.Monk
     assert any("isn't checked against it" in note for note in loaded.notes)
 
 
+def test_a_batch_that_the_file_has_no_name_for_is_refused(tmp_path: Path) -> None:
+    path = save(_encoder((1, "seq")), tmp_path)
+    with pytest.raises(ModelError, match="none of its axes is 'batch'") as failure:
+        load_model(path, batch=(4, 4))
+    cure = "export the file with 'batch' as the name of the first dimension of its inputs"
+    assert failure.value.hint == cure
+    named = {"input.ids": (1, "seq")}
+    with pytest.raises(ModelError, match="none of its axes is 'batch'") as failure:
+        load_model(path, batch=(4, 4), input_shape=named)
+    assert str(failure.value.hint).startswith(
+        "`input_shape` gives input.ids no dimension 'batch'; "
+    )
+
+
 def test_options_of_folders_are_refused(tmp_path: Path) -> None:
     path = save(_encoder(), tmp_path)
     with pytest.raises(Exception, match="for folders in Hugging Face layout"):

@@ -96,8 +96,8 @@ def test_measurements_that_spread_are_a_warning() -> None:
         return [text for text in warnings if text.startswith("Measurements")]
 
     assert spread(busy) == [
-        "Measurements spread: at length 121 (exact) the quartiles are 56.8 % of the median "
-        "10.6 ms apart. Measure again on an idle machine."
+        "Measurements spread: at length 121 (exact) the distance of the quartiles is 56.8 % "
+        "of the median, 10.6 ms. Measure again on an idle machine."
     ]
     assert spread(replace(busy, kind="calibrated"))[0].endswith("Repeat it on an idle machine.")
     assert spread(CURVE) == spread(replace(busy, kind="modelled")) == []

@@ -127,8 +127,10 @@ def fold_constant(gm: GraphModule, node: Any) -> Folded | None:
         tensor = node.target(*args, **kwargs)  # type: ignore[operator]
     if not isinstance(tensor, (Tensor, tuple, list)):
         return None
-    recipe = str(node.target), repr(torch.fx.map_arg((node.args, node.kwargs), key_of))
-    return Folded(tensor, next(iter(inputs.values())).label, recipe)
+    # As a digest: the text of a derivation doubles with each step.
+    recipe = repr((str(node.target), torch.fx.map_arg((node.args, node.kwargs), key_of)))
+    key = hashlib.sha256(recipe.encode()).hexdigest()
+    return Folded(tensor, next(iter(inputs.values())).label, key)
 
 
 def drop_unused_constants(gm: GraphModule) -> None:

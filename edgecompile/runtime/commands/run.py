@@ -43,7 +43,7 @@ def run_file(
     Returns:
         Plain JSON values: "bundle", "name", "variant", "ms" of the run, and "outputs", each with
         "dtype", "shape" and, unless they were written, "values" as nested lists (null for what isn't
-        finite).
+        finite) and, of floating-point numbers, "not_finite", the count of these.
 
     Raises:
         InputError: a file can't be read or written, or holds no inputs of this model.
@@ -89,8 +89,9 @@ def read_inputs(path: str, manifest: "Manifest") -> "Arrays":
     except OSError as error:
         raise InputError("{}: {}".format(shown, error.strerror or error)) from None
     except Exception as error:  # whatever json, zipfile, zlib and numpy raise
+        text = "holds objects, not numbers" if "allow_pickle" in str(error) else error
         hint = "give a .npz archive with an array for each input, a .npy file or a .json object"
-        raise InputError("{}: {}".format(shown, shorten(error, 200)), hint) from None
+        raise InputError("{}: {}".format(shown, shorten(text, 200)), hint) from None
 
 
 def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]", needed: List[str]) -> "Arrays":
@@ -99,7 +100,7 @@ def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]", needed: List[str]
             document = json.load(text)
         if not isinstance(document, dict):
             raise ValueError("isn't an object of inputs")
-        arrays = {name: np.asarray(value) for name, value in document.items()}
+        arrays = {name: _as_array(name, value) for name, value in document.items()}
         for name, array in arrays.items():
             # An integer's type isn't forced on: 1.5 would become 1.
             if name in specs and specs[name].kind == "f" and array.dtype.kind in "iuf":
@@ -111,7 +112,14 @@ def _read_arrays(path: str, specs: "Dict[str, np.dtype[Any]]", needed: List[str]
             raise ValueError("has one array, the model needs " + ", ".join(needed))
         return {needed[0]: loaded}
     with loaded:
-        return {name: loaded[name] for name in loaded.files}
+        return {name: _as_array(name, loaded[name]) for name in loaded.files}
+
+
+def _as_array(name: str, value: Any) -> "NDArray[Any]":
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise ValueError("{}: rows of unequal lengths".format(shorten(name, 100))) from None
 
 
 def _describe(array: "NDArray[Any]", values: bool) -> Dict[str, Any]:
@@ -119,7 +127,9 @@ def _describe(array: "NDArray[Any]", values: bool) -> Dict[str, Any]:
     if values:
         plain = array.astype(object) if array.dtype.kind == "f" else array
         if array.dtype.kind == "f":
-            plain[~np.isfinite(array)] = None
+            lost = ~np.isfinite(array)
+            plain[lost] = None
+            entry["not_finite"] = int(lost.sum())
         entry["values"] = plain.tolist()
     return entry
 
@@ -131,8 +141,10 @@ def format_run(report: Dict[str, Any]) -> List[str]:
         line = "{}: {}[{}]".format(name, entry["dtype"], ", ".join(map(str, entry["shape"])))
         if "values" in entry:
             flat = np.asarray(entry["values"], dtype=object).ravel()
-            shown = ["-" if item is None else "{:.6g}".format(item) for item in flat[:_SHOWN]]
+            shown = ["?" if item is None else "{:.6g}".format(item) for item in flat[:_SHOWN]]
             line += "  " + " ".join(shown) + (" ..." if flat.size > _SHOWN else "")
+            if entry.get("not_finite"):
+                line += "  ({} of {} are NaN or infinite)".format(entry["not_finite"], flat.size)
         lines.append(line)
     if report["output"] is not None:
         lines.append("wrote " + report["output"])

@@ -136,13 +136,16 @@ def shorten(value: object, limit: int = 60) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-def parse_json(data: bytes, source: str, max_bytes: int) -> Dict[str, Any]:
+def parse_json(
+    data: bytes, source: str, max_bytes: int, hint: Optional[str] = None
+) -> Dict[str, Any]:
     """Parses ``data`` as one strict JSON object.
 
     Args:
         data: the bytes of the document.
         source: its name in an error.
         max_bytes: largest size that is looked at.
+        hint: cure that an error names.
 
     Raises:
         BundleError: rules json-size, json-utf8, json-depth, json-syntax, json-duplicate,
@@ -172,7 +175,7 @@ def parse_json(data: bytes, source: str, max_bytes: int) -> Dict[str, Any]:
         return value
     except _Refused as refused:
         problems.add(refused.rule, "document", refused.text)
-    problems.raise_if_any()
+    problems.raise_if_any(hint=hint)
     raise AssertionError("unreachable")
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: The share that the latest figure has in a rolling one.
 _LATEST = 0.1
+#: How often a tried token is right at first, by how many tokens in front of it stood before, too: the last is for more.
+_RIGHT = 0.5, 0.25, 0.5, 0.6, 0.9
 #: What a refusal leaves of a run's cost for its text.
 _FORGOTTEN = 0.998
 
@@ -99,21 +101,22 @@ class Worth:
         self.costs = Costs(len(costs.ns) - 1, costs)
         # What refusals left of the cost of each number of tokens, so that a run that was slow once is tried again.
         self._left = [1.0] * len(costs.ns)
-        #: The share of tried tokens that were right.
-        self.right = 0.5
+        #: The shares of tried tokens that were right, by how many tokens in front of them stood before, too.
+        self.right = list(_RIGHT)
 
-    def note_token(self, right: bool) -> None:
-        """Takes up whether a token was the one that the text would have tried."""
-        self.right += _LATEST * (right - self.right)
+    def note_token(self, right: bool, matched: int = len(_RIGHT)) -> None:
+        """Takes up whether a token was the one that the text would have tried behind ``matched`` ones."""
+        matched = min(matched, len(_RIGHT) - 1)
+        self.right[matched] += _LATEST * (right - self.right[matched])
 
-    def choose(self, most: int, again: int = 0) -> int:
+    def choose(self, most: int, again: int = 0, matched: int = len(_RIGHT)) -> int:
         """The number of tokens, at most ``most``, to try after the next one; 0: trying doesn't pay.
 
-        The run has ``again`` tokens of the text in front of these.
+        The run has ``again`` tokens of the text in front of these. The last ``matched`` ones stood before.
         """
         if self.costs.ns[1] == 0:
             return 0
-        count = self.weigh(most, again)[0]
+        count = self.weigh(most, again, matched)[0]
         for tokens in range(again + count + 2, again + most + 2):
             self._left[tokens] *= _FORGOTTEN
         return count
@@ -123,7 +126,9 @@ class Worth:
         self.costs.note(tokens, ns)
         self._left[: tokens + 1] = [1.0] * (tokens + 1)
 
-    def weigh(self, most: int, again: int = 0) -> Tuple[int, float, float]:
+    def weigh(
+        self, most: int, again: int = 0, matched: int = len(_RIGHT)
+    ) -> Tuple[int, float, float]:
         """What ``choose`` says, and the run's nanoseconds and how many tokens it gives, both as expected.
 
         0 nanoseconds: a run of one token wasn't measured yet.
@@ -133,11 +138,12 @@ class Worth:
         best = 0, costs[0] or single, 1.0
         made, chance, later = 1.0, 1.0, 0.0
         for more in range(1, most + 1 if single else 1):
+            right = self.right[min(matched + more, len(_RIGHT)) - 1]
             if self._states:
                 # Of the next run, where this token is the first wrong one.
                 longer = max(0.0, (ns[more + 1] or single) - single)
-                later += chance * (1 - self.right) * longer
-            chance *= self.right
+                later += chance * (1 - right) * longer
+            chance *= right
             made += chance
             # What wasn't measured yet counts as a step: it is tried once.
             cost = (costs[more] or single) * self._left[again + more + 1] + later
@@ -154,6 +160,8 @@ class Draft:
         self._ids = np.empty(len(prompt) + room, np.int64)
         self._ids[: len(prompt)] = prompt
         self._prompt = self._count = len(prompt)
+        #: How many of the last tokens stood in front of what was found, up to 4.
+        self.matched = len(_RIGHT) - 1
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Takes all tokens that follow the prompt so far."""
@@ -161,17 +169,18 @@ class Draft:
         self._count = self._prompt + len(tokens)
 
     def find(self, most: int) -> List[int]:
-        """Up to ``most`` tokens that followed where the last three stood before; else the last two, else the last."""
+        """Up to ``most`` tokens that followed where the last four stood before; else three, two or one."""
         ids, count = self._ids, self._count
         if count < 2 or most < 1:
             return []
         places = np.flatnonzero(ids[: count - 1] == ids[count - 1])
-        for back in (2, 3):
+        self.matched = 1
+        for back in range(2, len(_RIGHT)):
             longer = places[places >= back - 1] if count >= back else places[:0]
             longer = longer[ids[longer - (back - 1)] == ids[count - back]]
             if not longer.size:
                 break
-            places = longer
+            places, self.matched = longer, back
         if not places.size:
             return []
         begin = int(places[-1]) + 1
@@ -193,7 +202,8 @@ class LookupStream(TokenStream):
         # What was tried and the logits behind it, as far as neither was used; and what may come next.
         self._tried: List[int] = []
         self._rows: List[NDArray[np.float32]] = []
-        self._expected: List[int] = []
+        # Each with how many tokens in front of it stood before.
+        self._expected: List[Tuple[int, int]] = []
         self._noted = 0  # tokens, when the last one was compared with what was expected
 
     @property
@@ -210,11 +220,12 @@ class LookupStream(TokenStream):
 
     def tries(self) -> Optional[Tuple[float, float]]:
         found, again = self._find()
-        self._expected = found[:1]
+        matched = self._draft.matched
+        self._expect(found[:1])
         if not found:
             return None
-        count = self._worth.choose(len(found), again)
-        _, ns, tokens = self._worth.weigh(len(found), again)
+        count = self._worth.choose(len(found), again, matched)
+        _, ns, tokens = self._worth.weigh(len(found), again, matched)
         # Where a run of one token wasn't measured yet, it counts as none: it has to run alone for that.
         return (ns / 1e9, tokens) if count or ns == 0 else None
 
@@ -241,7 +252,12 @@ class LookupStream(TokenStream):
         self._noted = len(self.tokens)
         self._draft.follow(self.tokens)
         if self._expected:
-            self._worth.note_token(self.tokens[-1] == self._expected.pop(0))
+            token, matched = self._expected.pop(0)
+            self._worth.note_token(self.tokens[-1] == token, matched)
+
+    def _expect(self, tokens: Sequence[int]) -> None:
+        """Keeps what may come next until it is compared."""
+        self._expected = [(token, self._draft.matched + at) for at, token in enumerate(tokens)]
 
     def _advance(self) -> "NDArray[np.float32]":
         token, worth = self.tokens[-1], self._worth
@@ -253,8 +269,8 @@ class LookupStream(TokenStream):
                     return self._rows.pop(0).copy()  # who saves the session may run the rows again
         self._tried, self._rows = [], []
         found, again = self._find()
-        self._expected = found[:1]
-        count = worth.choose(len(found), again)
+        self._expect(found[:1])
+        count = worth.choose(len(found), again, self._draft.matched)
         started = time.perf_counter_ns()
         if count == 0:
             logits = super()._advance()
@@ -264,6 +280,7 @@ class LookupStream(TokenStream):
         with self._session.lent(self) as text:
             rows = text.try_tokens(tokens)
         worth.note_run(again + len(tokens), time.perf_counter_ns() - started)
-        self._tried, self._expected, self._rows = tokens[1:], tokens[1:], list(rows[1:])
+        self._tried, self._rows = tokens[1:], list(rows[1:])
+        self._expect(self._tried)
         first: NDArray[np.float32] = rows[0].copy()
         return first

@@ -39,7 +39,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         runs[-1] = runs[-1][0], runs[-1][1] + kept
         return kept
 
-    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, *_: most)
     monkeypatch.setattr(CachedText, "try_tokens", tried)
     monkeypatch.setattr(CachedText, "confirm", confirmed)
     return runs
@@ -178,6 +178,7 @@ def test_a_bundle_without_the_program_says_so(model: Model) -> None:
 def test_what_followed_the_same_tokens_is_found() -> None:
     draft = Draft([1, 2, 3, 4, 9, 2, 3], 5)
     assert draft.find(3) == [4, 9, 2]
+    assert draft.matched == 2
     draft.follow([4])
     assert draft.find(2) == [9, 2]
     draft.follow([4, 8])
@@ -245,10 +246,10 @@ def test_refusals_are_one_texts_and_stop_at_the_offered_run() -> None:
     for tokens, ns in ((1, 10.0), (8, 27.0)):
         for cost in (0.0, ns):
             refusing.costs.note(tokens, cost)
-    refusing.right = 0.0
+    refusing.right = [0.0] * 5
     assert not any(refusing.choose(3) for _ in range(100))
     other = Worth(costs)
-    other.right = refusing.right = 1.0
+    other.right = refusing.right = [1.0] * 5
     # Eight tokens weren't on offer; four were, and count as less in that text until they run.
     assert refusing.weigh(7) == other.weigh(7) == (7, 27.0, 8.0)
     assert refusing.weigh(3)[1] == pytest.approx(0.998**100 * other.weigh(3)[1])
@@ -263,7 +264,7 @@ def test_what_one_text_measured_all_of_the_bundle_know(lookup: Model, lookup_bun
     assert first.costs.ns == second.costs.ns and first.costs.ns[1] > 0
     # Texts differ in what is right.
     first.note_token(False)
-    assert first.right < second.right == 0.5
+    assert first.right < second.right
     with open_bundle(lookup_bundle, threads=1) as other:
         assert other.session().worth.costs.ns[1] == 0
 
@@ -274,8 +275,21 @@ def measured(costs: list[float], *, right: float, states: bool = False) -> Worth
     for tokens, ns in enumerate(costs, 1):
         for cost in (0.0, ns):
             worth.costs.note(tokens, cost)
-    worth.right = right
+    worth.right = [right] * 5
     return worth
+
+
+def test_long_matches_try_more_tokens() -> None:
+    worth = measured([10.0, 14.0, 18.0, 22.0], right=0.9)
+    worth.right[1] = 0.2
+    assert worth.choose(3, 0, 1) == 0
+    assert worth.choose(3, 0, 2) == worth.choose(3, 0, 9) == 3
+    for _ in range(50):
+        worth.note_token(True, 1)
+        worth.note_token(False, 4)
+    # What is right behind one token says nothing of what is behind four.
+    assert worth.choose(3, 0, 1) == 3
+    assert worth.choose(3, 0, 4) == 0
 
 
 def test_states_must_pay_for_what_goes_in_again() -> None:

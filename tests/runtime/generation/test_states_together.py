@@ -112,7 +112,7 @@ def test_tokens_that_were_tried_go_back_before_texts_join(
         right = int(random.integers(0, len(left) + 1))
         return [*left[:right], *(token + 1 for token in left[right:])]
 
-    monkeypatch.setattr(Worth, "choose", lambda self, most, again=0: most)
+    monkeypatch.setattr(Worth, "choose", lambda self, most, *_: most)
     monkeypatch.setattr(Draft, "find", find)
     together, joined = Together(model), 0
     streams = [model.session().stream(prompt, lookup=True, **HOW) for prompt in PROMPTS]

@@ -232,7 +232,7 @@ def test_lookup_and_texts_together(
     part = draw(14)
     prompt = [*part, *draw(20, 1), *part, 9, *part]
     with monkeypatch.context() as patch:
-        patch.setattr(Worth, "choose", lambda self, most, again=0: most)
+        patch.setattr(Worth, "choose", lambda self, most, *_: most)
         both(sliding.session(), full.session(), prompt, lookup=True, max_new_tokens=50)
     together, streams, sessions = Together(sliding), [], []
     alone = [full.session() for _ in range(3)]
@@ -356,7 +356,7 @@ def test_states_beside_windows_by_other_runs(
     prompt = [*part, *draw(20, 1), *part, 9, *part]
     got, want = hybrid.session(), full_hybrid.session()
     with monkeypatch.context() as patch:
-        patch.setattr(Worth, "choose", lambda self, most, again=0: most)
+        patch.setattr(Worth, "choose", lambda self, most, *_: most)
         for session in (got, want):
             session.generate(prompt, **{**HOW, "max_new_tokens": 20, "lookup": True})
         both(got, want, [*got.tokens, 5], lookup=True)

@@ -64,7 +64,8 @@ def parse_manifest(data: bytes, source: str = MANIFEST_NAME) -> Manifest:
         BundleError: anything else; lists every broken rule.
     """
     problems = Problems(source)
-    document = Field(problems, parse_json(data, source, MAX_MANIFEST_BYTES))
+    hint = "copy the bundle again, or build it again"
+    document = Field(problems, parse_json(data, source, MAX_MANIFEST_BYTES, hint))
     version = document.at("format_version").integer()
     problems.raise_if_any()
     if version != FORMAT_VERSION:
