@@ -271,7 +271,7 @@ def test_zeros_around_a_value_at_hand_stay_zeros(tmp_path: Path) -> None:
     y = torch.full((8, 16), torch.nan)
     assert re.findall(r"(\w+_ptr)", source.partition(")")[0]) == ["in_out_ptr", "in_ptr"]
     with interpreted():
-        launch(getattr(module, kernel.entry), (8,), y, x, 8, 16, XBLOCK=1)
+        launch(getattr(module, kernel.entry), (8,), y, x, 8, 16, reach=(128,), XBLOCK=1)
     assert (y - x / x.sum(1, keepdim=True) / 9).abs().max().item() <= 1e-7
 
 

@@ -2,7 +2,8 @@
 
 Each program of the grid owns some rows of queries of one head and walks over blocks of keys, with the
 running maximum and sum of the softmax in registers, in float32. A row that sees no key gives zeros,
-as torch's own attention does. Offsets within one sequence of the batch are of 32 bits.
+as torch's own attention does. Offsets within one sequence of the batch are of 32 bits
+where the largest sizes allow it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgecompile.backends.cuda.kernels.launch import define, launch
+from edgecompile.backends.cuda.kernels.launch import define, launch, needs_64_bits
 from edgecompile.export.operators.cached_attention import cached_attention, per_token
 
 #: Kinds of masks.
@@ -30,7 +31,7 @@ def attention_kernel(
     sqb, sqh, sql, skb, skh, skl, svb, svh, svl, smb, smh, smq, smk, sob, soh, sol,
     heads, group, queries, keys,
     SCALE: tl.constexpr, MASK: tl.constexpr, MASK_ROWS: tl.constexpr, CAUSAL: tl.constexpr, PLACED: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BD: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     # Where nothing else is done to scores, the exponential scales them, which is a power of 2.
@@ -46,8 +47,9 @@ def attention_kernel(
     d = tl.arange(0, BD)
     dv = tl.arange(0, BDV)
     row_fits = rows[:, None] < queries
+    row_at = rows.to(tl.int64) if WIDE else rows
     q = tl.load(
-        Q + b * sqb + h * sqh + rows[:, None] * sql + d[None, :],
+        Q + b * sqb + h * sqh + row_at[:, None] * sql + d[None, :],
         mask=row_fits & (d[None, :] < D), other=0.0,
     )  # fmt: skip
     place = 0
@@ -67,8 +69,9 @@ def attention_kernel(
     for begin in range(first, last, BN):
         cols = begin + tl.arange(0, BN)
         fits = cols < keys
+        col_at = cols.to(tl.int64) if WIDE else cols
         k = tl.load(
-            K + b * skb + kh * skh + cols[None, :] * skl + d[:, None],
+            K + b * skb + kh * skh + col_at[None, :] * skl + d[:, None],
             mask=fits[None, :] & (d[:, None] < D), other=0.0,
         ).to(q.dtype)  # fmt: skip
         s = tl.dot(q, k, input_precision="ieee")
@@ -86,11 +89,11 @@ def attention_kernel(
             at = M + b * smb + h * smh
             if MASK_ROWS:
                 m = tl.load(
-                    at + rows[:, None] * smq + cols[None, :] * smk,
+                    at + row_at[:, None] * smq + col_at[None, :] * smk,
                     mask=row_fits & fits[None, :], other=0,
                 )  # fmt: skip
             else:
-                m = tl.load(at + cols * smk, mask=fits, other=0)[None, :]
+                m = tl.load(at + col_at * smk, mask=fits, other=0)[None, :]
             if MASK == 1:
                 seen = seen & (m != 0)
             else:
@@ -103,14 +106,14 @@ def attention_kernel(
         shrink = tl.exp2((top - shift) * UNIT)
         total = total * shrink + tl.sum(p, 1)
         v = tl.load(
-            V + b * svb + kh * svh + cols[:, None] * svl + dv[None, :],
+            V + b * svb + kh * svh + col_at[:, None] * svl + dv[None, :],
             mask=fits[:, None] & (dv[None, :] < DV), other=0.0,
         ).to(q.dtype)  # fmt: skip
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(
-        Y + b * sob + h * soh + rows[:, None] * sol + dv[None, :],
+        Y + b * sob + h * soh + row_at[:, None] * sol + dv[None, :],
         acc.to(Y.dtype.element_ty), mask=row_fits & (dv[None, :] < DV),
     )  # fmt: skip
 
@@ -184,6 +187,13 @@ def _run(
         kind = _BOOLEAN if mask.dtype == torch.bool else _ADDITIVE
         steps = mask_strides(mask)
     rows, columns, warps, stages = tile
+    # Masked programs compute offsets of rows up to a whole tile behind the end.
+    last_row, last_key = queries + rows, k.shape[2] + columns
+    wide = needs_64_bits(
+        *(last_row * step for step in (q.stride(2), out.stride(2))),
+        *(last_key * step for step in (k.stride(2), v.stride(2))),
+        last_row * steps[2] + last_key * steps[3],
+    )
     launch(
         attention_kernel,
         (triton.cdiv(queries, rows) * batch * heads,),
@@ -192,7 +202,9 @@ def _run(
         *steps,
         *out.stride()[:3],
         *(heads, heads // k.shape[1], queries, k.shape[2]),
+        reach=(last_row, last_key),
         SCALE=scale,
+        WIDE=wide,
         MASK=kind,
         # A step that varies isn't known to be none.
         MASK_ROWS=not (isinstance(steps[2], int) and steps[2] == 0),

@@ -83,7 +83,7 @@ def SUPPRESS(boxes: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
     kept = torch.ones((n,), dtype=torch.int8, device=boxes.device)
     limit = torch.full((1,), threshold, dtype=torch.float64, device=boxes.device)
     launch(
-        suppression_kernel, (1,), boxes, boxes if groups is None else groups, limit, kept, n,
+        suppression_kernel, (1,), boxes, boxes if groups is None else groups, limit, kept, n, reach=(4 * n,),
         GROUPED=groups is not None, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     return kept
@@ -170,6 +170,6 @@ def ROI_ALIGN(
     factor = torch.full((1,), scale, dtype=torch.float32, device=x.device)
     launch(
         align_kernel, (count * rows * columns,), x, boxes, factor, y, channels, height, width, rows, columns,
-        SAMPLES=samples, ALIGNED=aligned, BC=128, num_warps=4,
+        reach=(height * width, count * rows * columns), SAMPLES=samples, ALIGNED=aligned, BC=128, num_warps=4,
     )  # fmt: skip
     return y

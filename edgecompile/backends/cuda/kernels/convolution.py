@@ -5,7 +5,7 @@ the channels of the input (Chetlur et al., "cuDNN", 2014: implicit products). Wh
 outputs for all multiprocessors, several programs share one's taps and channels, and their float32
 sums are added up behind, by what Inductor fuses with its surroundings.
 
-Offsets within one image, from its first pixel, are of 32 bits.
+Offsets within one image, from its first pixel, are of 32 bits where the largest sizes allow it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from edgecompile.backends.cuda.kernels.launch import define, launch
+from edgecompile.backends.cuda.kernels.launch import define, launch, needs_64_bits
 from edgecompile.backends.operators import ops
 
 
@@ -55,7 +55,7 @@ def convolution_kernel(
     C: tl.constexpr, N: tl.constexpr, GROUPS: tl.constexpr, KH: tl.constexpr, KL: tl.constexpr,
     SH: tl.constexpr, SL: tl.constexpr, PH: tl.constexpr, PL: tl.constexpr,
     DH: tl.constexpr, DL: tl.constexpr, SPLIT: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     K: tl.constexpr = KH * KL * C
@@ -81,14 +81,18 @@ def convolution_kernel(
             # All of the step's channels are of one tap.
             tap = step // (C // BK)
             down, along = tap // KL * DH, tap % KL * DL
-            offset = (down * L + along) * ALL + step % (C // BK) * BK + tl.arange(0, BK)
+            offset = (
+                ((tl.cast(down, tl.int64) if WIDE else down) * L + along) * ALL
+                + step % (C // BK) * BK
+                + tl.arange(0, BK)
+            )
             y, x = top + down, left + along
             seen = ((y >= 0) & (y < H) & (x >= 0) & (x < L))[:, None]
             w_seen = n_fits[None, :]
         else:
             tap = k // C
             down, along = tap // KL * DH, tap % KL * DL
-            offset = (down * L + along) * ALL + k % C
+            offset = ((tl.cast(down, tl.int64) if WIDE else down) * L + along) * ALL + k % C
             y, x = top[:, None] + down[None, :], left[:, None] + along[None, :]
             seen = (y >= 0) & (y < H) & (x >= 0) & (x < L) & (k < K)[None, :]
             w_seen = n_fits[None, :] & (k < K)[:, None]
@@ -113,7 +117,7 @@ def depthwise_kernel(
     C: tl.constexpr, N: tl.constexpr, KH: tl.constexpr, KL: tl.constexpr,
     SH: tl.constexpr, SL: tl.constexpr, PH: tl.constexpr, PL: tl.constexpr,
     DH: tl.constexpr, DL: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, WIDE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Each group has one channel of the input: ``W`` is [taps, N]."""
@@ -133,7 +137,11 @@ def depthwise_kernel(
         down, along = tap // KL * DH, tap % KL * DL
         y, x = top + down, left + along
         seen = ((y >= 0) & (y < H) & (x >= 0) & (x < L))[:, None] & n_fits[None, :]
-        a = tl.load(x_at + (down * L + along) * C, mask=seen, other=0.0)
+        a = tl.load(
+            x_at + ((tl.cast(down, tl.int64) if WIDE else down) * L + along) * C,
+            mask=seen,
+            other=0.0,
+        )
         b = tl.load(W + tap * N + n, mask=n_fits, other=0.0)
         acc += a.to(tl.float32) * b.to(tl.float32)[None, :]
     at = m[:, None].to(tl.int64) * N + n[None, :]
@@ -218,6 +226,9 @@ def CONVOLUTION(
         "BIAS": bias is not None and parts == 1,
         "RESIDUAL": residual is not None and parts == 1,
         "ACTIVATION": activation if parts == 1 else 0,
+        # A tap lies within the kernel's span of its first pixel.
+        "WIDE": needs_64_bits(((kernel[0] - 1) * dilation[0] + 1) * length * x.shape[3]),
+        "reach": (rows + bm, w.numel()),
     }
     last = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
     operands = x, w, w if bias is None else bias, w if last is None else last, y

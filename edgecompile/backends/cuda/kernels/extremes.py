@@ -60,7 +60,7 @@ def EXTREMES(x: Tensor, places: Tensor, size: int, largest: bool) -> tuple[Tenso
     hit = torch.zeros((lines, size), dtype=torch.int8, device=x.device)
     grid = (triton.cdiv(lines * n, 256),)
     launch(
-        extreme_kernel, grid, x, places, y, hit, lines * n, n, size,
+        extreme_kernel, grid, x, places, y, hit, lines * n, n, size, reach=grid,
         LARGEST=largest, BLOCK=256, num_warps=4,
     )  # fmt: skip
     return y, hit

@@ -61,6 +61,7 @@ def GROUPED(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
     launch(
         grouped_kernel, grid, x, w, ends.contiguous(), y,
         x.shape[0], w.shape[2], x.shape[1], w.shape[0], x.stride(0), *w.stride(),
+        reach=(x.shape[0], w.shape[1] * w.stride(1) + w.shape[2] * w.stride(2)),
         BM=32, BN=64, BK=32, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y

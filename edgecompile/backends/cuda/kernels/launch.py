@@ -21,6 +21,9 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction
 
+from edgecompile.backends.cuda.number_ranges import largest_number
+from edgecompile.errors import CompileError
+
 _interpreting = False
 
 
@@ -125,8 +128,40 @@ def define(
     return decorate
 
 
-def launch(kernel: Any, grid: tuple[Any, ...], *args: Any, **options: Any) -> None:
-    """Launches a kernel: into the graph that is traced, or in the interpreter for CPU tensors."""
+def needs_64_bits(*reach: Any) -> bool:
+    """Whether one of these offsets may need more than 32 bits; one without a known end may."""
+    return any((_end(each) or _TOO_FAR) >= _TOO_FAR for each in reach)
+
+
+_TOO_FAR = 1 << 31
+
+
+def _end(size: Any) -> int | None:
+    if isinstance(size, torch.SymInt):
+        return largest_number(size)
+    return max(int(size), 1)
+
+
+def launch(
+    kernel: Any, grid: tuple[Any, ...], *args: Any, reach: Sequence[Any], **options: Any
+) -> None:
+    """Launches a kernel: into the graph that is traced, or in the interpreter for CPU tensors.
+
+    Args:
+        kernel: the kernel.
+        grid: the number of its programs along each dimension.
+        args: its arguments.
+        reach: ends of the offsets and row numbers that the kernel computes in 32 bits.
+        options: its constants, and how it is compiled.
+
+    Raises:
+        CompileError: an offset is known to need 64 bits.
+    """
+    if any((_end(each) or 0) >= _TOO_FAR for each in reach):
+        raise CompileError(
+            f"a tensor is too large for the GPU kernel {kernel.fn.__name__}, which counts up to 2^31 values",
+            hint="compile for a smaller batch or a shorter sequence",
+        )
     if _interpreting:
         for unused in ("num_warps", "num_stages"):
             options.pop(unused, None)

@@ -127,7 +127,7 @@ def RECURRENCE(
     block = min(64, triton.next_power_of_2(hidden))
     launch(
         recurrence_kernel, (batch,), gates, w, w if bias is None else bias, states, c, y,
-        length, batch, hidden, gates.stride(0), gates.stride(1),
+        length, batch, hidden, gates.stride(0), gates.stride(1), reach=(length, w.numel()),
         KIND=kind, REVERSE=reverse, BIAS=bias is not None, BH=block, BK=block, num_warps=8,
     )  # fmt: skip
     last = torch.select(y, 0, 0 if reverse else length - 1).clone()

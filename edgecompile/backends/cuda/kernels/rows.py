@@ -64,7 +64,7 @@ def ROW(x: Tensor, w: Tensor, scale: Tensor, part: int) -> Tensor:
     y = torch.empty((parts, outputs), dtype=torch.float32, device=x.device)
     launch(
         row_kernel, (triton.cdiv(outputs, COLUMNS), parts), x.contiguous(), w, scale, y,
-        inputs, outputs, part, block,
+        inputs, outputs, part, block, reach=(inputs, scale.numel(), y.numel()),
         BK=_step(block, inputs), BN=COLUMNS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y

@@ -53,6 +53,7 @@ def SORT(x: Tensor, k: int, descending: bool) -> tuple[Tensor, Tensor]:
     places = torch.zeros((lines, k), dtype=torch.int64, device=x.device)
     grid = (triton.cdiv(n, 64) * lines,)
     launch(
-        rank_kernel, grid, x, values, places, n, k, DESCENDING=descending, BI=64, BJ=64, num_warps=4
-    )
+        rank_kernel, grid, x, values, places, n, k,
+        reach=(n, grid[0]), DESCENDING=descending, BI=64, BJ=64, num_warps=4,
+    )  # fmt: skip
     return values, places

@@ -31,6 +31,7 @@ _ATTENTION = {
     "PLACED": False,
     "WINDOW": 0,
     "SOFTCAP": 0.0,
+    "WIDE": False,
     "D": 80,
     "DV": 80,
     "BD": 128,
@@ -41,7 +42,7 @@ _ATTENTION = {
 _DECODE = {**_ATTENTION, "MASK": 0, "CAUSAL": True, "PLACED": True, "WINDOW": 64, "SOFTCAP": 30.0}
 _FLAT = {
     **{"C": 64, "N": 64, "KH": 3, "KL": 3, "SH": 1, "SL": 1, "PH": 1, "PL": 1, "DH": 1, "DL": 1},
-    **{"BIAS": True, "RESIDUAL": True, "ACTIVATION": 1, "BM": 64, "BN": 64},
+    **{"BIAS": True, "RESIDUAL": True, "ACTIVATION": 1, "WIDE": False, "BM": 64, "BN": 64},
 }
 _CONVOLUTION = {**_FLAT, "GROUPS": 1, "SPLIT": False, "BK": 64}
 _SUPPRESSION = {"B": "*fp32", "G": "*i64", "T": "*fp64", "K": "*i8"}
@@ -73,6 +74,9 @@ def test_kernels_compile(sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for kernel, pointers, constants in (
         (attention_kernel, half("QKVY", M="*i1", P="*i64"), _ATTENTION),
         (attention_kernel, half("QMY", K="*fp32", V="*fp32", P="*i64"), _DECODE),
+        (attention_kernel, half("QKVY", M="*i1", P="*i64"), {**_ATTENTION, "WIDE": True}),
+        (convolution_kernel, half("XWBRY"), {**_CONVOLUTION, "WIDE": True}),
+        (depthwise_kernel, half("XWBRY"), {**_FLAT, "BM": 32, "WIDE": True}),
         (rank_kernel, half("XV", P="*i64"), {"DESCENDING": True, "BI": 64, "BJ": 64}),
         (grouped_kernel, half("XWY", E="*i32"), {"BM": 32, "BN": 64, "BK": 32}),
         (convolution_kernel, half("XWBRY"), _CONVOLUTION),
