@@ -54,6 +54,12 @@ EC_INLINE vf32 fold_quarters(vf32 x0, vf32 x1, vf32 x2, vf32 x3) {
   }(std::make_integer_sequence<int, kFloatLanes>{});
 }
 
+// A row's last numbers. Loading a part of a vector takes as much code as all of the products.
+template <class Number>
+[[gnu::noinline]] vf32 load_rest(const Number* row, int64_t d, int64_t n) {
+  return load_floats(row, d, n);
+}
+
 // q·kᵀ of kRows queries with the keys at `k`, four lanes of each: sums that stay in registers.
 template <int kRows, class Number>
 EC_INLINE void dot_quarter(const AttentionArgs& a, const float* q,
@@ -84,14 +90,13 @@ EC_INLINE void dot_quarter(const AttentionArgs& a, const float* q,
     }
   }
   for (; d < a.dim; d += kL) {
+    vf32 rest[kRows];
+    for (int r = 0; r < kRows; ++r) rest[r] = load_rest(q + r * a.q_strides[2], d, a.dim - d);
 #pragma GCC unroll 4
     for (int x = 0; x < kQuarter; ++x) {
-      const vf32 rest = load_floats(k[x], d, a.dim - d);
+      const vf32 key = load_rest(k[x], d, a.dim - d);
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const vf32 query = load_partial(q + r * a.q_strides[2] + d, a.dim - d);
-        sum0[r][x] = fma(query, rest, sum0[r][x]);
-      }
+      for (int r = 0; r < kRows; ++r) sum0[r][x] = fma(rest[r], key, sum0[r][x]);
     }
   }
 #pragma GCC unroll 4
@@ -111,7 +116,7 @@ void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t
   constexpr int kAtOnce = kRows == 4 && kQuarter > 1 ? 2 : kRows;
   for (int64_t j = 0; j < keys; j += kFloatLanes) {
     vf32 quarters[4][kRows];
-#pragma GCC unroll 4
+#pragma GCC unroll 1
     for (int part = 0; part < 4; ++part) {
       const Number* at[kQuarter];
 #pragma GCC unroll 4
@@ -120,7 +125,7 @@ void dot_scores(const AttentionArgs& a, const float* q, const Number* k, int64_t
         at[x] = k + key * a.k_strides[2];
         fetch_ahead<16>(at[x], a.k_strides[2], keys - 1 - key, elements_of<Number>(a.dim));
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 1
       for (int r = 0; r < kRows; r += kAtOnce) {
         dot_quarter<kAtOnce>(a, q + r * a.q_strides[2], at, quarters[part] + r);
       }
