@@ -10,7 +10,7 @@ BUNDLE is a language model's. Both sides of a ratio take turns.
 
 - turns: the first token of a second turn in a session, beside that of the whole text.
 - rows: a token behind 1,472 tokens, beside one behind 64.
-- lookup: texts that copy docstrings of the standard library, and free ones, with lookup and without. Tokens are compared.
+- lookup: texts that copy, edit or quote docstrings of the standard library, and free ones, with lookup and without. Tokens are compared.
 - constraint: a token under a JSON schema, beside one without. Each answer is checked.
 - prefix: the first token of a new process whose prompt begins with the bundle's, beside a prompt as long.
 """
@@ -117,7 +117,7 @@ def rows(model: Any, options: argparse.Namespace) -> list[Pair]:
 
 
 def lookup(model: Any, options: argparse.Namespace) -> dict[str, list[Pair]]:
-    """Time of each token with lookup, and without, for texts that copy and for free ones.
+    """Time of each token with lookup, and without, for three kinds of texts that copy and for free ones.
 
     Raises:
         AssertionError: lookup changed a token.
@@ -125,6 +125,8 @@ def lookup(model: Any, options: argparse.Namespace) -> dict[str, list[Pair]]:
     found: dict[str, list[Pair]] = {}
     for kind, request in (
         ("copied", "Repeat this text word for word: {}"),
+        ("edited", "Correct the spelling of this text: {}"),
+        ("extracted", "Write down the first sentence of this text: {}"),
         ("free", "Tell a story about this: {}"),
     ):
         for prompt in chat_prompts(model, request, options.texts):
