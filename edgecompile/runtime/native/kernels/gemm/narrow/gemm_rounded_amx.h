@@ -153,15 +153,16 @@ inline void run_amx_rounded_tile(const AmxRoundedTile& t, StepPrefetch& prefetch
     for (int64_t r = kFrom; r < kFrom + kRows; ++r) {
       const char* const of_row = rows + step.a + Row::kScaleAt + r * Row::kNextScale;
       const vf32 scale = broadcast_from<vf32>(of_row);
-#pragma GCC unroll 2
-      for (int half = 0; half < Math::kHalves; ++half) {
+      vf32 sum = sums[r];
+      repeat<Math::kHalves>([&](auto half) __attribute__((always_inline)) {
         const vf32 whole_sum = convert<vf32>(load<vi32>(exact[half] + r * kAmxBytes / 4));
-        sums[r] = fma(whole_sum, scale * weight_scales[half], sums[r]);
+        sum = add_scaled<Math>(half, whole_sum, scale, weight_scales[half], sum);
         if constexpr (kMinimums) {
           const vf32 start = convert<vf32>(broadcast_from<vi32>(of_row + 4 + 4 * half));
-          sums[r] = fma(start * scale, minimums[half], sums[r]);
+          sum = fma(start, minimums[half], sum);
         }
-      }
+      });
+      sums[r] = kHalvesFirst<Math> ? fma(sum, scale, sums[r]) : sum;
     }
   };
   const RoundedStep* step = t.steps;

@@ -112,7 +112,18 @@ inline void run_mmla_tile(const MmlaTile& t, StepPrefetch& prefetch) {
   using Row = RoundedRow<Math, 2>;
   constexpr int Columns = mmla_columns(Pairs);
   constexpr int kGroups = kHalfInputs<Math> / 8;
-  vf32 sums[Pairs][Columns] = {};
+  vf32 sums[Pairs][Columns] = {};  // of all blocks, or of one, as in gemm_rounded_tile.h
+  const auto place = [&](int p, int c) __attribute__((always_inline)) {
+    return t.sums + (2 * p + c % 2) * kPanel + 2 * (c - c % 2);
+  };
+  const auto store_sums = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int p = 0; p < Pairs; ++p) {
+#pragma GCC unroll 8
+      for (int c = 0; c < Columns; ++c) store(place(p, c), sums[p][c]);
+    }
+  };
+  if constexpr (kHalvesFirst<Math>) store_sums();
   const char* const panel = t.b + 8 * t.column;
   const auto add_half = [&](auto half, const RoundedStep& step) __attribute__((always_inline)) {
     const char* const weights = panel + step.b + half.value * kMmlaWeightBytes / 2;
@@ -157,14 +168,17 @@ inline void run_mmla_tile(const MmlaTile& t, StepPrefetch& prefetch) {
       [[maybe_unused]] vf32 start;
       if constexpr (kMinimums) {
         const char* const starts = of_rows + 16 + 16 * half.value;
-        start = convert<vf32>(load<vi32>(reinterpret_cast<const int32_t*>(starts))) * scale;
+        start = convert<vf32>(load<vi32>(reinterpret_cast<const int32_t*>(starts)));
       }
 #pragma GCC unroll 8
       for (int c = 0; c < Columns; ++c) {
         const vf32 exact = convert<vf32>(bits_as<vi32>(acc[p][c]));
-        sums[p][c] = fma(exact, scale * of_columns(half.value, c), sums[p][c]);
-        if constexpr (kMinimums) {
-          sums[p][c] = fma(start, of_columns(2 + half.value, c), sums[p][c]);
+        vf32& sum = sums[p][c];
+        sum = add_scaled<Math>(half, exact, scale, of_columns(half.value, c), sum);
+        if constexpr (kMinimums) sum = fma(start, of_columns(2 + half.value, c), sum);
+        if constexpr (kHalvesFirst<Math> && half.value == 1) {
+          float* const to = place(p, c);
+          store(to, fma(sum, scale, load(to)));
         }
       }
     }
@@ -174,13 +188,14 @@ inline void run_mmla_tile(const MmlaTile& t, StepPrefetch& prefetch) {
     add_half(FirstHalf{}, *step);
     if constexpr (Math::kHalves == 2) add_half(SecondHalf{}, *step);
   }
-#pragma GCC unroll 4
+  if constexpr (!kHalvesFirst<Math>) store_sums();
+  // As two rows by four columns.
   for (int p = 0; p < Pairs; ++p) {
-#pragma GCC unroll 4
     for (int c = 0; c < Columns; c += 2) {
-      float* const to = t.sums + 2 * p * kPanel + 2 * c;
-      store(to, __builtin_shuffle(sums[p][c], sums[p][c + 1], vi32{0, 1, 4, 5}));
-      store(to + kPanel, __builtin_shuffle(sums[p][c], sums[p][c + 1], vi32{2, 3, 6, 7}));
+      float *const to = place(p, c), *const below = place(p, c + 1);
+      const vf32 first = load(to), second = load(below);
+      store(to, __builtin_shuffle(first, second, vi32{0, 1, 4, 5}));
+      store(below, __builtin_shuffle(first, second, vi32{2, 3, 6, 7}));
     }
   }
 }

@@ -121,6 +121,27 @@ constexpr int rounded_vectors() {
   return vectors;
 }
 
+// Calls f(0), … f(n - 1) with constants, so that what it indexes stays in registers.
+template <int n, class F>
+EC_INLINE void repeat(const F& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, n>{});
+}
+
+// Whether the halves of a block are added up first and then take the row's scale, so that each
+// takes a multiplication less: these sums need registers, and those of all blocks pass through
+// memory.
+template <class Math>
+constexpr bool kHalvesFirst = Math::kHalves == 2;
+// Adds the exact sums of a half to the sums of its block, or of all blocks.
+template <class Math, class Half>
+EC_INLINE vf32 add_scaled(Half half, vf32 exact, vf32 of_row, vf32 of_columns, vf32 sums) {
+  if constexpr (!kHalvesFirst<Math>) return fma(exact, of_row * of_columns, sums);
+  if constexpr (half.value == 0) return exact * of_columns;
+  return fma(exact, of_columns, sums);
+}
+
 template <class Math, Shift kShift, int Rows>
 inline void run_rounded_tile(const RoundedTile& t) {
   using A = typename Math::A;
@@ -137,9 +158,17 @@ inline void run_rounded_tile(const RoundedTile& t) {
   const char* prefetch = t.prefetch;
   const char* b = t.b + t.column * 4;
   vf32 sums[Rows][Vectors] = {};
+  const auto each_sum = [&](const auto& task) __attribute__((always_inline)) {
+    repeat<Rows>([&](auto r) __attribute__((always_inline)) {
+      repeat<Vectors>(
+          [&](auto v) __attribute__((always_inline)) { task(r, v, t.sums + r * kPanel + v * kL); });
+    });
+  };
+  const auto store_sum = [&](auto r, auto v, float* to)
+                             __attribute__((always_inline)) { store(to, sums[r][v]); };
+  if constexpr (kHalvesFirst<Math>) each_sum(store_sum);
   const auto add_half = [&](auto half, int64_t part,
                             int64_t groups) __attribute__((always_inline)) {
-    // Read now: behind the block's products they would be waited for.
     vf32 weight_scales[Vectors];
     const int64_t weights = Math::kHalves == 1 ? groups * kGroupBytes : kWeightBytes<Math>;
     const char* const scales =
@@ -148,49 +177,41 @@ inline void run_rounded_tile(const RoundedTile& t) {
     for (int v = 0; v < Vectors; ++v) {
       weight_scales[v] = Math::load_scales(scales + v * kL * Math::kScaleBytes);
     }
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) keep_in_register(weight_scales[v]);
     Acc acc[Rows][Vectors][Each];
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
+    repeat<Rows>([&](auto r) __attribute__((always_inline)) {
       int32_t start = 0;
       if constexpr (Math::kOffset != 0 && !Math::kLateStart && kShift == Shift::kNone) {
         std::memcpy(&start, a[r] + part + Row::kScaleAt + 4 + 4 * half.value, 4);
       }
-#pragma GCC unroll 16
-      for (int v = 0; v < Vectors; ++v) {
-#pragma GCC unroll 2
-        for (int x = 0; x < Each; ++x) acc[r][v][x] = Math::start(x == 0 ? start : 0);
-      }
-    }
+      repeat<Accs>([&](auto v) __attribute__((always_inline)) {
+        acc[r][v / Each][v % Each] = Math::start(v % Each == 0 ? start : 0);
+      });
+    });
     // One group, or two whose products are added together.
     const auto step = [&](auto... g) __attribute__((always_inline)) {
       const auto from = [&](int64_t group) __attribute__((always_inline)) {
         return b + ((Math::kShared ? 0 : half.value * kBlockGroups<Math>)+group) * kGroupBytes;
       };
       decltype(Math::load_b(b, half)) bv[sizeof...(g)][Accs];
-#pragma GCC unroll 16
-      for (int v = 0; v < Accs; ++v) {
+      repeat<Accs>([&](auto v) __attribute__((always_inline)) {
         int i = 0;
         ((bv[i++][v] = Math::load_b(from(g) + v * Math::kColumns * 4, half)), ...);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
+      });
+      repeat<Rows>([&](auto r) __attribute__((always_inline)) {
         const auto load_a = [&](int64_t group) __attribute__((always_inline)) {
           return Math::load_a(reinterpret_cast<const A*>(a[r] + part) +
                               half.value * kHalfInputs<Math> + group * 4);
         };
         const decltype(load_a(0)) av[] = {load_a(g)...};
-#pragma GCC unroll 16
-        for (int v = 0; v < Accs; ++v) {
+        repeat<Accs>([&](auto v) __attribute__((always_inline)) {
           Acc& sum = acc[r][v / Each][v % Each];
           if constexpr (sizeof...(g) == 1) {
             Math::add_products(sum, av[0], bv[0][v]);
           } else {
             Math::add_products(sum, av[0], bv[0][v], av[1], bv[1][v]);
           }
-        }
-      }
+        });
+      });
     };
     if (groups == kBlockGroups<Math>) {
       // Four at once, by hand: the compiler unrolls no loop of such steps.
@@ -225,26 +246,34 @@ inline void run_rounded_tile(const RoundedTile& t) {
         }
       }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
+    repeat<Rows>([&](auto r) __attribute__((always_inline)) {
       const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
       const auto start = [&]() __attribute__((always_inline)) {
         return broadcast_from<vi32>(a[r] + part + Row::kScaleAt + 4 + 4 * half.value);
       };
-#pragma GCC unroll 16
-      for (int v = 0; v < Vectors; ++v) {
+      repeat<Vectors>([&](auto v) __attribute__((always_inline)) {
         vi32 whole = Math::total(acc[r][v]);
         if constexpr (Math::kLateStart && kShift == Shift::kNone) whole += start();
         vf32 exact = convert<vf32>(whole);
         // All of these are whole numbers below 2^24.
         if constexpr (kShift == Shift::kZeros)
           exact = fma(convert<vf32>(start()), shifts[v], exact);
-        sums[r][v] = fma(exact, scale * weight_scales[v], sums[r][v]);
+        sums[r][v] = add_scaled<Math>(half, exact, scale, weight_scales[v], sums[r][v]);
         if constexpr (kShift == Shift::kMinimums) {
-          sums[r][v] = fma(convert<vf32>(start()) * scale, shifts[v], sums[r][v]);
+          const vf32 of_row = convert<vf32>(start());
+          sums[r][v] = fma(kHalvesFirst<Math> ? of_row : of_row * scale, shifts[v], sums[r][v]);
         }
-      }
-    }
+      });
+    });
+  };
+  const auto add_block = [&](int64_t part, int64_t groups) __attribute__((always_inline)) {
+    add_half(FirstHalf{}, part, groups);
+    if constexpr (Math::kHalves == 2) add_half(SecondHalf{}, part, groups);
+    if constexpr (!kHalvesFirst<Math>) return;
+    each_sum([&](auto r, auto v, float* to) __attribute__((always_inline)) {
+      const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
+      store(to, fma(sums[r][v], scale, load(to)));
+    });
   };
   [[maybe_unused]] uint64_t wanted = 0;  // a bit for each of 64 blocks
   for (int64_t block = 0; block < row.blocks; ++block, b += t.block_bytes) {
@@ -257,8 +286,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
         __builtin_prefetch(prefetch, 0, 2);  // into the second-level cache
       }
     }
-    add_half(FirstHalf{}, 0, groups);
-    if constexpr (Math::kHalves == 2) add_half(SecondHalf{}, 0, groups);
+    add_block(0, groups);
     if constexpr (Math::kParts > 1) {
       if (block % 64 == 0) {
         wanted = 0;
@@ -266,19 +294,12 @@ inline void run_rounded_tile(const RoundedTile& t) {
           wanted |= row.wanted(t.a + r * t.lda, 0)[block / 64];
         }
       }
-      if (wanted >> (block % 64) & 1) {
-        add_half(FirstHalf{}, row.part(), groups);
-        if constexpr (Math::kHalves == 2) add_half(SecondHalf{}, row.part(), groups);
-      }
+      if (wanted >> (block % 64) & 1) add_block(row.part(), groups);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) a[r] += Row::kRecord;
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < Vectors; ++v) store(t.sums + r * kPanel + v * kL, sums[r][v]);
-  }
+  if constexpr (!kHalvesFirst<Math>) each_sum(store_sum);
 }
 
 using RoundedTiles = TileTable<RoundedTile, kRoundedRows>;
