@@ -138,8 +138,10 @@ constexpr bool kHalvesFirst = Math::kHalves == 2;
 template <class Math, class Half>
 EC_INLINE vf32 add_scaled(Half half, vf32 exact, vf32 of_row, vf32 of_columns, vf32 sums) {
   if constexpr (!kHalvesFirst<Math>) return fma(exact, of_row * of_columns, sums);
-  if constexpr (half.value == 0) return exact * of_columns;
-  return fma(exact, of_columns, sums);
+  if constexpr (half.value == 1) return fma(exact, of_columns, sums);
+  sums = exact * of_columns;
+  keep_in_register(sums);  // or this product might be the one that isn't rounded
+  return sums;
 }
 
 template <class Math, Shift kShift, int Rows>
