@@ -83,8 +83,16 @@ class Staging:
         """Refuses early what :meth:`commit` would refuse at the end.
 
         Raises:
-            BundleWriteError: the final name is taken by something that may not be replaced.
+            BundleWriteError: the final name is taken by something that may not be replaced, or lies inside a
+                bundle.
         """
+        outer = (folder for folder in self.output.parents if (folder / MANIFEST_NAME).is_file())
+        if found := next(outer, None):
+            raise BundleWriteError(
+                f"{self.output} would lie inside the bundle {found}, which no other file may be in",
+                hint="name another `output`",
+                destination=self.output,
+            )
         if not os.path.lexists(self.output):
             return
         if not self.force:

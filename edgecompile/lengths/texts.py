@@ -66,6 +66,11 @@ def load_tokenizer(path: Path) -> Any:
             hint="pip install 'edgecompile[hf]', or give `lengths` in numbers",
         ) from exc
     if not path.is_file():
+        if (path.parent / "preprocessor_config.json").is_file():
+            raise ModelError(
+                f"'{path.parent}' has no tokenizer: it reads images or sounds",
+                hint="leave `texts` out; lengths that vary are given as `lengths`, in numbers",
+            )
         raise ModelError(
             f"'{path}' doesn't exist: the model has no fast tokenizer",
             hint="AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json; "

@@ -18,9 +18,9 @@ from torch import nn
 _TORCH = f"{Path(torch.__file__).parent}/"
 _OWN = f"{Path(__file__).parents[1]}/"
 _PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
-#: Packages, which lie within Python's own folders; and those among them that hold no model: torch's tools.
+#: Packages, which lie within Python's own folders; and those among them that hold no model: tools of torch and of ours.
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-_TOOLS = ("mpmath", "numpy", "sympy")
+_TOOLS = ("click", "mpmath", "numpy", "sympy")
 #: The code that calls a module's forward.
 _CALLS = (nn.Module.__call__.__code__, nn.Module._call_impl.__code__)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n[ \t]+(?!File ")([^\n]+))?')

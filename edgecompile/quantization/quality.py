@@ -27,6 +27,8 @@ _ERRORS = 2.0
 #: Of the ratio's logarithm: what the mean divergence may be. SmolLM2-135M in int8, rounded to the nearest, has a
 #: ratio of 1.0015 and a divergence of 0.0025 on technical prose, 1.7 times as much.
 _DIVERGENCES = 2.5
+#: Of the user's texts: with fewer, one unlucky word decides.
+_FEW_POSITIONS = 200
 _MOST_NUMBERS = 1 << 28
 
 
@@ -236,6 +238,11 @@ def check_quality(quality: Quality, precision: str, bound: float) -> Quality:
     if quality.within(bound):
         return replace(quality, bound=bound)
     cure = "" if quality.real else "; or give `texts`, which weights are rounded for and judged by"
+    few = (
+        "so few positions say little: give more or longer `texts`; "
+        if quality.real and quality.tokens < _FEW_POSITIONS
+        else ""
+    )
     least = quality.least_bound
     wider = (
         f"`max_perplexity_ratio={least:g}` allows both figures"
@@ -245,5 +252,5 @@ def check_quality(quality: Quality, precision: str, bound: float) -> Quality:
     raise VerificationError(
         f"{precision} changes what the model says by more than is allowed: {quality.describe(precision)}; "
         f"allowed are a perplexity × {bound:g} and a mean KL of {max_mean_kl(bound):.2g}",
-        hint=f'`precision="auto"` keeps the layers wider that cost most; {wider}{cure}',
+        hint=f'{few}`precision="auto"` keeps the layers wider that cost most; {wider}{cure}',
     )

@@ -44,7 +44,11 @@ def main(
         arguments: the arguments of the command line; None: those of this process.
         parser: the result of ``make_parser``, where another program calls the commands.
     """
-    options = (parser or make_parser()).parse_args(arguments)
+    parser = parser or make_parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
     try:
         refuse_mixed_wheels()
         code: int = options.command(options)

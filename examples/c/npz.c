@@ -60,7 +60,11 @@ static int read_npy(const unsigned char* data, size_t size, ecr_tensor* tensor) 
     at = end + strspn(end, ", ");
   }
   if (size - 10 - length != (size_t)nbytes) return -1;
-  tensor->data = data + 10 + length;
+  /* The file aligns nothing, but a cache must be aligned: the model changes it in place. */
+  void* copy = malloc(nbytes == 0 ? 1 : (size_t)nbytes);
+  if (copy == NULL) return -1;
+  memcpy(copy, data + 10 + length, (size_t)nbytes);
+  tensor->data = copy;
   tensor->nbytes = nbytes;
   return 0;
 }
@@ -95,7 +99,10 @@ static int read_member(const unsigned char* bytes, size_t size, const unsigned c
   if (read_npy(bytes + begin, length, tensor) != 0) return -1;
   /* Without ".npy". */
   char* name = calloc(1, name_length - 3);
-  if (name == NULL) return -1;
+  if (name == NULL) {
+    free((void*)tensor->data);
+    return -1;
+  }
   memcpy(name, entry + 46, name_length - 4);
   tensor->name = name;
   return 0;
@@ -104,28 +111,29 @@ static int read_member(const unsigned char* bytes, size_t size, const unsigned c
 int npz_read(const char* path, npz_file* file) {
   memset(file, 0, sizeof *file);
   size_t size = 0;
-  file->bytes = read_whole(path, &size);
-  if (file->bytes == NULL) {
+  unsigned char* const bytes = read_whole(path, &size);
+  if (bytes == NULL) {
     fprintf(stderr, "%s: can't be read\n", path);
     return -1;
   }
   /* The archive ends with a record of 22 bytes: no comment follows it. */
-  const unsigned char* end = file->bytes + size - 22;
+  const unsigned char* end = bytes + size - 22;
   size_t at = little(end + 16, 4);
   const size_t count = little(end + 10, 2);
   int good = memcmp(end, "PK\5\6", 4) == 0;
   file->tensors = calloc(count + 1, sizeof *file->tensors);
   for (size_t i = 0; good && file->tensors != NULL && i < count; ++i) {
-    const unsigned char* entry = file->bytes + at;
+    const unsigned char* entry = bytes + at;
     good = at <= size && size - at >= 46;
     const size_t names = good ? (size_t)little(entry + 28, 2) : 0;
     good = good && size - at - 46 >= names &&
-           read_member(file->bytes, size, entry, &file->tensors[i]) == 0;
+           read_member(bytes, size, entry, &file->tensors[i]) == 0;
     if (good) {
       ++file->count;
       at += 46 + names + little(entry + 30, 2) + little(entry + 32, 2);
     }
   }
+  free(bytes);
   if (good && file->tensors != NULL) return 0;
   fprintf(stderr, "%s: isn't an archive of plain .npy files\n", path);
   npz_free(file);
@@ -133,8 +141,10 @@ int npz_read(const char* path, npz_file* file) {
 }
 
 void npz_free(npz_file* file) {
-  for (size_t i = 0; i < file->count; ++i) free((char*)file->tensors[i].name);
+  for (size_t i = 0; i < file->count; ++i) {
+    free((char*)file->tensors[i].name);
+    free((void*)file->tensors[i].data);
+  }
   free(file->tensors);
-  free(file->bytes);
   memset(file, 0, sizeof *file);
 }

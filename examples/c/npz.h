@@ -8,9 +8,8 @@
 #include "edgecompile_runtime.h"
 
 typedef struct {
-  unsigned char* bytes; /* the whole file */
   size_t count;
-  ecr_tensor* tensors; /* their data is in bytes, their names are owned */
+  ecr_tensor* tensors; /* their data and names are owned */
 } npz_file;
 
 /* Returns 0, or -1 with a message on standard error. Free the file with npz_free. */

@@ -54,6 +54,13 @@ def test_a_bundle_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.ecb"]
 
 
+def test_no_bundle_is_written_into_another(tmp_path: Path) -> None:
+    written(tmp_path / "x.ecb", b"outer")
+    with pytest.raises(BundleWriteError, match=r"inside the bundle .*x\.ecb"):
+        written(tmp_path / "x.ecb" / "new" / "y.ecb", b"inner", force=True)
+    assert os.listdir(tmp_path / "x.ecb") == ["manifest.json"]
+
+
 def test_the_old_bundle_stays_if_the_new_one_cant_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,13 @@ def test_missing_files_are_named(tmp_path: Path, tokenizer: Path) -> None:
     assert "save_pretrained" in (failure.value.hint or "")
 
 
+def test_a_model_without_texts_is_told_from_one_without_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="reads images or sounds") as failure:
+        texts.load_tokenizer(tmp_path / "tokenizer.json")
+    assert str(failure.value.hint).startswith("leave `texts` out")
+
+
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text('{"version": "1.0"')

@@ -20,6 +20,7 @@ TORCH, OWN = Path(torch.__file__).parent, Path(edgecompile.__file__).parent
         (TORCH / "nn/functional.py", False),
         (TORCH.parent / "torchvision/models/resnet.py", True),
         (TORCH.parent / "numpy/_core/numeric.py", False),
+        (TORCH.parent / "click/core.py", False),
         (TORCH.parent / "numpy_model/forward.py", True),
         (OWN / "loaders/load.py", False),
         (OWN.parent / "edgecompile_models/forward.py", True),

@@ -235,6 +235,10 @@ def test_the_gate_tells_noise_from_loss() -> None:
     with pytest.raises(VerificationError) as own:
         check_quality(quality_of(mean_kl=0.1, real=False), "int8", 1.002)
     assert "give `texts`" in str(own.value.hint)
+    for tokens, few in ((199, True), (200, False)):
+        with pytest.raises(VerificationError) as caught:
+            check_quality(quality_of(mean_kl=0.1, tokens=tokens), "int8", 1.002)
+        assert str(caught.value.hint).startswith("so few positions say little") == few
 
 
 def test_weights_rounded_for_texts_say_what_the_original_says(

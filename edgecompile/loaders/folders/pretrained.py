@@ -169,7 +169,7 @@ def _choose_class(
         ]
     if model_class is None or name.endswith("ForPreTraining") or (task.bare and headed):
         return transformers.AutoModel, []
-    return model_class, [f"Task: {task.name.replace('-', ' ')} (from config.json: {name})."]
+    return model_class, [f"Task: {task.name} (from config.json: {name})."]
 
 
 def _has_encoder_head(name: str) -> bool:

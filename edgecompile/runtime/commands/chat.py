@@ -94,7 +94,7 @@ def run_chat(
         "answers": answers,
     }
     tokens, reused = (sum(answer[key] for answer in answers) for key in ("new_tokens", "reused"))
-    text = "{} answers of {} tokens; {} tokens of prompts were cached"
+    text = "answers: {}, tokens: {}, cached tokens of prompts: {}"
     return report, [text.format(len(answers), tokens, reused)]
 
 

@@ -320,10 +320,11 @@ class _Layout:
             problems.append("its output {} isn't by text".format(", ".join(strange)))
         if problems:
             text = "{}: the bundle can't be run on texts alone: {}"
-            raise TokenizerError(
-                text.format(manifest.name, "; ".join(problems)),
-                "a language model's bundle generates; for others tokenize yourself and use run()",
-            )
+            hint = "tokenize yourself and use run()"
+            if manifest.generation is not None:
+                problems = ["it generates text"]
+                hint = "use generate, chat or transcribe"
+            raise TokenizerError(text.format(manifest.name, "; ".join(problems)), hint)
         self._batch = _extent(self._rows, manifest)
         self._length = _extent(self._tokens, manifest)
         # Rows of other lengths can share a batch only where something tells padding from content.

@@ -183,7 +183,9 @@ class App(State):
         if places:  # a served one rather than another
             name, found, _ = next((x for x in places if x[1][0] in served), places[0])
             return name, self._routes[name], found
-        raise UnknownModel(f"there is nothing at {path!r:.200}; see /openapi.json")
+        meant = f"/v1{path}"
+        other = f"did you mean {meant}?" if meant in self._routes else "see /openapi.json"
+        raise UnknownModel(f"there is nothing at {path!r:.200}; {other}")
 
     def _check_head(self, scope: Scope, request: HttpRequest) -> None:
         """Refuses heads that another parser in front of this one may have read otherwise."""

@@ -119,9 +119,10 @@ def embedding_output(manifest: Manifest) -> str:
     if len(names) != 1:
         what = "several embeddings: " + ", ".join(names) if names else "no embedding"
         other = "ask /embed_sparse" if is_sparse(manifest) else "ask /v2/models/…/infer"
-        raise Unprocessable(
-            f"{manifest.name} gives {what}\nhint: build it with --pooling, or {other}"
-        )
+        hint = f"build it with --pooling, or {other}"
+        if manifest.generation is not None:
+            hint = "it generates text: ask /v1/chat/completions or /v1/completions"
+        raise Unprocessable(f"{manifest.name} gives {what}\nhint: {hint}")
     return names[0]
 
 

@@ -83,6 +83,22 @@ def test_golden_vectors(machine: Machine, program: Path, bundle: Path, tmp_path:
     assert written.read_bytes() == wanted
 
 
+def test_caches_of_a_golden_vector(decoder_bundle: Path, tmp_path: Path) -> None:
+    """The file doesn't align its arrays, whatever the length of their names."""
+    program = c_library.build(MACHINES[NATIVE_ARCH], "example", SOURCES)
+    with open_bundle(decoder_bundle, warmup=False) as model:
+        sizes = {name: extent.lo for name, extent in model.manifest.axes.items()}
+        inputs = make_inputs(model.manifest, sizes)
+        wanted = model.run({name: array.copy() for name, array in inputs.items()})
+    case = tmp_path / "0-case.npz"
+    for pad in range(8):
+        arrays = {"x" * pad: np.zeros(1, np.uint8)} if pad else {}
+        arrays |= {f"in.{name}": array for name, array in inputs.items()}
+        np.savez(case, **arrays, **{f"out.{name}": array for name, array in wanted.items()})
+        done = subprocess.run([program, decoder_bundle, case], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_zeros(machine: Machine, program: Path, bundle: Path, tmp_path: Path) -> None:
     done = machine.run([program, "-o", tmp_path / "outputs", bundle], **c_library.SANITIZED)
     assert done.returncode == 0, done.stderr

@@ -41,6 +41,21 @@ def test_info_tells_of_it(decoder_bundle: Path, capsys: pytest.CaptureFixture[st
     )
 
 
+def test_texts_alone_are_for_other_models(
+    decoder_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = put_words(decoder_bundle, tmp_path / "copy.ecb")
+    assert main(["encode", str(copy), "--text", "w1"]) == 13
+    told = capsys.readouterr().err
+    assert "it generates text\nhint: use generate, chat or transcribe" in told
+
+
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    told = capsys.readouterr()
+    assert "Talk to a language model" in told.err and not told.out
+
+
 def test_the_self_test_replays_golden_generations(decoder_bundle: Path) -> None:
     report = run_selftest(str(decoder_bundle), threads=1)
     assert report["ok"] and len(report["generation"]) == 5
@@ -262,7 +277,7 @@ def test_the_command_chats(
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "mat"}]
         second = model.chat(messages, max_new_tokens=4)
     assert told.out == first + "\n" + second + "\n"
-    assert told.err.startswith("2 answers of ")
+    assert told.err.startswith("answers: 2, tokens: ")
     monkeypatch.setattr("sys.stdin", io.StringIO("cat\n"))
     assert (
         main(["chat", str(chat_bundle), "--system", "the", "--max-new-tokens", "4", "--json"]) == 0

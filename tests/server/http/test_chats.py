@@ -14,6 +14,21 @@ from tests.server.http.asgi import call, run, serving
 from tests.server.http.generations import body, events
 
 
+def test_a_wrong_address_leads_to_the_right_one(chatting_bundle: Path) -> None:
+    async def ask() -> None:
+        async with serving(chatting_bundle) as app:
+            for path, told in (
+                ("/chat/completions", "did you mean /v1/chat/completions?"),
+                ("/chat/nothing", "see /openapi.json"),
+            ):
+                reply = await call(app, "POST", path, {})
+                assert reply.status == 404 and told in reply.error
+            reply = await call(app, "POST", "/v1/embeddings", {"input": "w1"})
+            assert reply.status == 422 and "ask /v1/chat/completions" in reply.error
+
+    run(ask())
+
+
 def test_tools_that_are_not_to_be_called_are_left_out(chatting_bundle: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     messages = [{"role": "user", "content": "w1"}]
