@@ -32,8 +32,8 @@ def golden_texts(model: LoadedModel, *, seed: int = 0, margin: float = 0.0) -> b
     Args:
         model: A generating model.
         seed: Seed of the prompts.
-        margin: Difference of two logits that eager's own error or motion allows beyond the tolerance, as a share of
-            the largest (:mod:`edgecompile.bundle.margins`).
+        margin: Difference of a logit that eager's own error or motion allows beyond the tolerance, as a share of the
+            largest (:mod:`edgecompile.bundle.margins`).
     """
     generation, axis = model.generation, model.length_axis
     assert generation is not None and axis is not None

@@ -36,7 +36,7 @@ class GenerationCase(NamedTuple):
     """A prompt and the text that follows if the likeliest token is always taken.
 
     ``source`` is what an encoder reads, where there is one: tokens, or an array. ``margin`` is the
-    difference of two logits that is allowed beyond the tolerance, as a share of the largest.
+    difference of a logit that is allowed beyond the tolerance, as a share of the largest.
     """
 
     prompt: Tuple[int, ...]
@@ -175,7 +175,8 @@ class _Judge:
             gap = float(logits[token]) - float(logits[expected])
             # Tokens that mustn't be chosen have minus infinity.
             scale = float(abs(logits[np.isfinite(logits)]).max())
-            limit = self.tolerance.limit(scale) + self.margin * scale
+            # Each of the two may differ by as much as an output may.
+            limit = 2 * (self.tolerance.limit(scale) + self.margin * scale)
             if gap <= limit:
                 self.ties += 1
             elif self.error is None:

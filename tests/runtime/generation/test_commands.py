@@ -107,6 +107,14 @@ def test_a_near_tie_within_eagers_own_error_is_no_error() -> None:
     assert judged == [(0, False), (1, True), (1, True)]
 
 
+@pytest.mark.parametrize(("gap", "agrees"), [(1.9, True), (2.1, False)])
+def test_each_of_two_logits_may_differ_by_the_tolerance(gap: float, agrees: bool) -> None:
+    """The golden token's is less by one, and the other's is more by one."""
+    judge = _Judge((0,), Tolerance(0.0, 0.1))
+    judge.choose(np.array([10.0 - gap, 10.0, 0.0], np.float32))
+    assert (judge.error is None) == agrees
+
+
 def test_the_share_for_near_ties_is_read_with_the_texts(
     decoder_bundle: Path, tmp_path: Path
 ) -> None:
