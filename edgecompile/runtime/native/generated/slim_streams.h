@@ -10,9 +10,10 @@
 
 // <iostream> would define an object that initializes the standard streams.
 #define _GLIBCXX_IOSTREAM 1  // libstdc++'s include guard
+#define _GLIBCXX_REGEX 1     // its classes are defined below
 
+#include <functional>  // which <regex> brought
 #include <ostream>
-#include <regex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
