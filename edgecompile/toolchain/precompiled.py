@@ -13,14 +13,18 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from edgecompile.toolchain.locks import alone
 
 VARIABLE = "EDGECOMPILE_PRECOMPILED"
 _HEADER = "all.h"
+#: Seconds after which a header that no build took is removed: each change of its content or the options makes another.
+_KEPT = 7 * 24 * 3600
 
 
 def headers_wanted() -> bool:
@@ -51,8 +55,18 @@ def precompile(cache: Path, command: Sequence[str], includes: str, headers_id: s
     # One process makes it, others wait: together they would take longer and more memory.
     with alone(folder / "lock"):
         if not header.is_file():
+            _remove_old(folder.parent)
             _write(header, command, includes)
+    with suppress(OSError):
+        os.utime(header)
     return header
+
+
+def _remove_old(folders: Path) -> None:
+    for header in folders.glob(f"*/{_HEADER}"):
+        with suppress(OSError):  # another process removed it
+            if header.stat().st_mtime < time.time() - _KEPT:
+                shutil.rmtree(header.parent, ignore_errors=True)
 
 
 def _write(header: Path, command: Sequence[str], includes: str) -> None:

@@ -17,5 +17,5 @@ def test_no_source_fills_the_library() -> None:
     sources = runtime_sources()
     flags = [f"-march={variant.march}", *variant.extra_flags]
     objects = compile_native(find_toolchain(variant.arch), sources.values(), flags)
-    sizes = {name: item.path.stat().st_size for name, item in zip(sources, objects)}
+    sizes = {name: item.path.stat().st_size for name, item in zip(sources, objects, strict=True)}
     assert {name: size for name, size in sizes.items() if size > 300_000} == {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from edgecompile.toolchain.compilers import compile_object, find_toolchain
 from edgecompile.toolchain.native import compile_native, runtime_sources
-from edgecompile.toolchain.precompiled import VARIABLE
+from edgecompile.toolchain.precompiled import VARIABLE, precompile
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,19 @@ def test_objects_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for item in (tmp_path / "precompiled" / "objects").rglob("*.o"):
         item.unlink()
     assert build(tmp_path, monkeypatch, "precompiled", "1") == plain
+
+
+def test_old_headers_are_removed_when_another_is_made(tmp_path: Path) -> None:
+    def make(text: str) -> Path:
+        return precompile(tmp_path, [find_toolchain().cxx], text, "1")
+
+    old, kept = make("#include <new>\n"), make("#include <limits>\n")
+    for header in (old, kept):
+        os.utime(header, (0, 0))
+    assert make("#include <limits>\n") == kept
+    new = make("#include <utility>\n")
+    assert not old.parent.exists()
+    assert all(header.with_name("all.h.gch").is_file() for header in (kept, new))
 
 
 @pytest.mark.exhaustive  # test_reproducible.py compares whole bundles that were made with and without
