@@ -1,7 +1,8 @@
 """Runtimes for language models in few bits, as contenders of benchmarks/run generation.
 
-Each takes a model that its own tools wrote (llama.cpp: a GGUF file; ONNX Runtime GenAI: the folder of its builder;
-OpenVINO GenAI: a GGUF file or a folder), and runs greedily past the end of a text.
+Each takes a model that its own tools wrote (llama.cpp: a GGUF file; LiteRT-LM: what litert_file.py writes; ONNX
+Runtime GenAI: the folder of its builder; OpenVINO GenAI: a GGUF file or a folder), and runs greedily past the end of
+a text.
 """
 
 from __future__ import annotations
@@ -44,6 +45,29 @@ def llama_cpp(file: Path, threads: int, context: int, _: str) -> Generate:
         return run(prompt)
 
     return timed(begin, lambda token, _: run([token]))
+
+
+def litert_lm(file: Path, threads: int, context: int, _: str) -> Generate:
+    """LiteRT-LM on a CPU; tokens go in and come out as their numbers in words."""
+    import litert_lm as runtime
+
+    runtime.set_min_log_severity(runtime.LogSeverity.ERROR)
+    cpu = runtime.Backend.CPU(thread_count=threads)
+    engine = runtime.Engine(str(file), cpu, max_num_tokens=context)
+    greedy = runtime.SamplerConfig(top_k=1, top_p=1.0, temperature=0.0)
+
+    def generate(prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+        marks, tokens = [time.perf_counter()], []
+        with engine.create_session(
+            apply_prompt_template=False, sampler_config=greedy, max_output_tokens=count
+        ) as session:
+            session.run_prefill([" ".join(map(str, prompt))])
+            for part in session.run_decode_async():
+                tokens.append(int(part.texts[0]))
+                marks.append(time.perf_counter())
+        return tokens, [(b - a) * 1e3 for a, b in pairwise(marks)]
+
+    return generate
 
 
 def onnxruntime_genai(folder: Path, threads: int, context: int, _: str) -> Generate:

@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.generation.language_runtimes import (
     Generate,
+    litert_lm,
     llama_cpp,
     onnxruntime_genai,
     openvino_genai,
@@ -191,6 +192,7 @@ def onnxruntime(folder: Path, threads: int, _: int, device: str) -> Generate:
 CONTENDERS: dict[str, Callable[[Path, int, int, str], Generate]] = {
     "edgecompile": edgecompile,
     "eager": eager,
+    "litert-lm": litert_lm,
     "llama.cpp": llama_cpp,
     "onnxruntime": onnxruntime,
     "onnxruntime-genai": onnxruntime_genai,
