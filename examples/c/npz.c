@@ -126,8 +126,8 @@ int npz_read(const char* path, npz_file* file) {
     const unsigned char* entry = bytes + at;
     good = at <= size && size - at >= 46;
     const size_t names = good ? (size_t)little(entry + 28, 2) : 0;
-    good = good && size - at - 46 >= names &&
-           read_member(bytes, size, entry, &file->tensors[i]) == 0;
+    good =
+        good && size - at - 46 >= names && read_member(bytes, size, entry, &file->tensors[i]) == 0;
     if (good) {
       ++file->count;
       at += 46 + names + little(entry + 30, 2) + little(entry + 32, 2);
