@@ -48,7 +48,7 @@ def llama_cpp(file: Path, threads: int, context: int, _: str) -> Generate:
 
 
 def litert_lm(file: Path, threads: int, context: int, _: str) -> Generate:
-    """LiteRT-LM on a CPU; tokens go in and come out as their numbers in words."""
+    """LiteRT-LM on a CPU; tokens are written as their numbers. It gives each one after the next one's step."""
     import litert_lm as runtime
 
     runtime.set_min_log_severity(runtime.LogSeverity.ERROR)

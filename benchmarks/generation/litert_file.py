@@ -5,8 +5,9 @@
     benchmarks/run generation --model FOLDER --context 2048 --against edgecompile litert-lm --path litert-lm smol.litertlm
 
 Weights are int4 in blocks of 32, and the head, which is also the embedding, is int8. Activations become int8 as
-they are multiplied. LiteRT-LM takes and gives texts alone, so the file's tokenizer writes each token as its number.
-No token ends a text.
+they are multiplied. Each step reads and writes all rows of the caches, so compare with no more than a prompt needs:
+`--context 256` for prompts of up to 128. LiteRT-LM takes and gives texts alone, so the file's tokenizer writes each
+token as its number. No token ends a text.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> None:
         export(
             model=str(options.model),
             output_dir=work,
-            prefill_lengths=CHUNKS,
+            prefill_lengths=[length for length in CHUNKS if length <= options.context],
             cache_length=options.context,
             quantization_recipe=str(write_recipe(Path(work, "recipe.json"))),
             tokenizer_path_override=str(write_numbers(Path(work, "numbers.json"), size)),
