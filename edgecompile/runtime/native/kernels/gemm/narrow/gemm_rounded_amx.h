@@ -162,7 +162,7 @@ inline void run_amx_rounded_tile(const AmxRoundedTile& t, StepPrefetch& prefetch
           sum = fma(start, minimums[half], sum);
         }
       });
-      sums[r] = kHalvesFirst<Math> ? fma(sum, scale, sums[r]) : sum;
+      sums[r] = Math::kHalves == 2 ? fma(sum, scale, sums[r]) : sum;
     }
   };
   const RoundedStep* step = t.steps;

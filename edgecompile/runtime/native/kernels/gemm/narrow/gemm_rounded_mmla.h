@@ -123,7 +123,7 @@ inline void run_mmla_tile(const MmlaTile& t, StepPrefetch& prefetch) {
       for (int c = 0; c < Columns; ++c) store(place(p, c), sums[p][c]);
     }
   };
-  if constexpr (kHalvesFirst<Math>) store_sums();
+  if constexpr (Math::kHalves == 2) store_sums();
   const char* const panel = t.b + 8 * t.column;
   const auto add_half = [&](auto half, const RoundedStep& step) __attribute__((always_inline)) {
     const char* const weights = panel + step.b + half.value * kMmlaWeightBytes / 2;
@@ -176,7 +176,7 @@ inline void run_mmla_tile(const MmlaTile& t, StepPrefetch& prefetch) {
         vf32& sum = sums[p][c];
         sum = add_scaled<Math>(half, exact, scale, of_columns(half.value, c), sum);
         if constexpr (kMinimums) sum = fma(start, of_columns(2 + half.value, c), sum);
-        if constexpr (kHalvesFirst<Math> && half.value == 1) {
+        if constexpr (half.value == 1) {
           float* const to = place(p, c);
           store(to, fma(sum, scale, load(to)));
         }
@@ -188,7 +188,7 @@ inline void run_mmla_tile(const MmlaTile& t, StepPrefetch& prefetch) {
     add_half(FirstHalf{}, *step);
     if constexpr (Math::kHalves == 2) add_half(SecondHalf{}, *step);
   }
-  if constexpr (!kHalvesFirst<Math>) store_sums();
+  if constexpr (Math::kHalves == 1) store_sums();
   // As two rows by four columns.
   for (int p = 0; p < Pairs; ++p) {
     for (int c = 0; c < Columns; c += 2) {

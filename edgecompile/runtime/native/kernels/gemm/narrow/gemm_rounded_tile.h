@@ -129,15 +129,12 @@ EC_INLINE void repeat(const F& f) {
   }(std::make_integer_sequence<int, n>{});
 }
 
-// Whether the halves of a block are added up first and then take the row's scale, so that each
-// takes a multiplication less: these sums need registers, and those of all blocks pass through
-// memory.
-template <class Math>
-constexpr bool kHalvesFirst = Math::kHalves == 2;
-// Adds the exact sums of a half to the sums of its block, or of all blocks.
+// Adds exact sums to those of all blocks. Two halves are added to the sums of their block, which
+// then take the row's scale: so each takes a multiplication less. These sums need registers, and
+// those of all blocks pass through memory.
 template <class Math, class Half>
 EC_INLINE vf32 add_scaled(Half half, vf32 exact, vf32 of_row, vf32 of_columns, vf32 sums) {
-  if constexpr (!kHalvesFirst<Math>) return fma(exact, of_row * of_columns, sums);
+  if constexpr (Math::kHalves == 1) return fma(exact, of_row * of_columns, sums);
   if constexpr (half.value == 1) return fma(exact, of_columns, sums);
   sums = exact * of_columns;
   keep_in_register(sums);  // or this product might be the one that isn't rounded
@@ -168,7 +165,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
   };
   const auto store_sum = [&](auto r, auto v, float* to)
                              __attribute__((always_inline)) { store(to, sums[r][v]); };
-  if constexpr (kHalvesFirst<Math>) each_sum(store_sum);
+  if constexpr (Math::kHalves == 2) each_sum(store_sum);
   const auto add_half = [&](auto half, int64_t part,
                             int64_t groups) __attribute__((always_inline)) {
     vf32 weight_scales[Vectors];
@@ -261,21 +258,20 @@ inline void run_rounded_tile(const RoundedTile& t) {
         if constexpr (kShift == Shift::kZeros)
           exact = fma(convert<vf32>(start()), shifts[v], exact);
         sums[r][v] = add_scaled<Math>(half, exact, scale, weight_scales[v], sums[r][v]);
-        if constexpr (kShift == Shift::kMinimums) {
-          const vf32 of_row = convert<vf32>(start());
-          sums[r][v] = fma(kHalvesFirst<Math> ? of_row : of_row * scale, shifts[v], sums[r][v]);
-        }
+        if constexpr (kShift == Shift::kMinimums)
+          sums[r][v] = fma(convert<vf32>(start()), shifts[v], sums[r][v]);
       });
     });
   };
   const auto add_block = [&](int64_t part, int64_t groups) __attribute__((always_inline)) {
     add_half(FirstHalf{}, part, groups);
-    if constexpr (Math::kHalves == 2) add_half(SecondHalf{}, part, groups);
-    if constexpr (!kHalvesFirst<Math>) return;
-    each_sum([&](auto r, auto v, float* to) __attribute__((always_inline)) {
-      const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
-      store(to, fma(sums[r][v], scale, load(to)));
-    });
+    if constexpr (Math::kHalves == 2) {
+      add_half(SecondHalf{}, part, groups);
+      each_sum([&](auto r, auto v, float* to) __attribute__((always_inline)) {
+        const vf32 scale = broadcast_from<vf32>(a[r] + part + Row::kScaleAt);
+        store(to, fma(sums[r][v], scale, load(to)));
+      });
+    }
   };
   [[maybe_unused]] uint64_t wanted = 0;  // a bit for each of 64 blocks
   for (int64_t block = 0; block < row.blocks; ++block, b += t.block_bytes) {
@@ -301,7 +297,7 @@ inline void run_rounded_tile(const RoundedTile& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) a[r] += Row::kRecord;
   }
-  if constexpr (!kHalvesFirst<Math>) each_sum(store_sum);
+  if constexpr (Math::kHalves == 1) each_sum(store_sum);
 }
 
 using RoundedTiles = TileTable<RoundedTile, kRoundedRows>;
